@@ -1,3 +1,5 @@
+//! Arguments to one command; the only exit; prints an error's whole chain once.
+
 fn main() {
-    println!("{:?}", coracle::probe());
+    std::process::exit(coracle::cli::run(std::env::args_os().collect()));
 }

@@ -1,0 +1,11 @@
+//! The Kubernetes objects that we read and write: own structs with exactly the fields that we
+//! honour. What a struct lacks is what this version does not support; `serde_ignored` collects
+//! such fields and a warning names them. k8s-openapi is the oracle for names in tests.
+
+pub mod config;
+pub mod meta;
+pub mod pod;
+pub mod quantity;
+pub mod status;
+pub mod time;
+pub mod yaml;

@@ -1,0 +1,3 @@
+//! Images: references, registries, layers and the image store.
+
+pub mod model;

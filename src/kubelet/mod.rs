@@ -1,0 +1,1 @@
+//! ROOM 1: pods from source to status; the only room that knows the others.

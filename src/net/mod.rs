@@ -1,0 +1,3 @@
+//! ROOM 3: the bridge network of pods.
+
+pub mod model;

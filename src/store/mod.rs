@@ -1,0 +1,7 @@
+//! Crash-safe records: the disk journal, the effects journal, small files that are whole or absent.
+//!
+//! Invariant: whatever is published (status, exit files removed, images used) was first made
+//! durable here, and no state that a crash can leave stops a start.
+
+pub mod ids;
+pub mod records;
