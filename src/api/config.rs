@@ -1,4 +1,5 @@
 //! v1 ConfigMap and Secret.
+#![deny(clippy::disallowed_methods)]
 
 use std::collections::BTreeMap;
 

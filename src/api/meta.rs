@@ -1,4 +1,5 @@
 //! ObjectMeta and what several objects share.
+#![deny(clippy::disallowed_methods)]
 
 use std::collections::BTreeMap;
 

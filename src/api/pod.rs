@@ -2,6 +2,7 @@
 //!
 //! Optional fields stay `Option` where "absent" and "zero" differ for the API; lists and maps
 //! take null as empty.
+#![deny(clippy::disallowed_methods)]
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,5 @@
 //! resource.Quantity: `100m`, `64Mi`, `1.5Gi`, `1e3`. Kept as written, read as nano-units.
+#![deny(clippy::disallowed_methods)]
 
 use std::fmt;
 

@@ -1,4 +1,5 @@
 //! v1 PodStatus: what `kubelet::status::render` writes. Times are RFC 3339 with whole seconds.
+#![deny(clippy::disallowed_methods)]
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,6 @@
 //! Wall-clock instants as data: nanoseconds since 1970-01-01 UTC, rendered as RFC 3339.
 //! Nothing here reads a clock; `sys::clock` does.
+#![deny(clippy::disallowed_methods)]
 
 use std::fmt;
 
