@@ -1,1 +1,4 @@
 //! ROOM 1: pods from source to status; the only room that knows the others.
+
+pub mod qos;
+pub mod translate;

@@ -39,7 +39,51 @@ pub struct CgroupResources {
     pub memory_limit: Option<i64>,
     /// Kill the whole cgroup on OOM (v2 memory.oom.group).
     pub oom_group: bool,
+    /// No swap at all: v2 memory.swap.max 0, v1 memsw limit = memory limit (kubelet's NoSwap).
+    pub no_swap: bool,
     pub pids_limit: Option<i64>,
+    /// Device allow list over default-deny; None: not filtered at this level.
+    pub devices: Option<Vec<DeviceRule>>,
+}
+
+/// One allowed class of device nodes; `None` numbers match all. An empty list denies everything.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceRule {
+    pub kind: DeviceKind,
+    pub major: Option<u32>,
+    pub minor: Option<u32>,
+    pub read: bool,
+    pub write: bool,
+    pub mknod: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeviceKind {
+    /// Character and block devices.
+    All,
+    Char,
+    Block,
+}
+
+/// The pod's namespaces and shared memory as a container's spec names them; None: the host's.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Pins {
+    pub net: Option<PathBuf>,
+    pub ipc: Option<PathBuf>,
+    pub uts: Option<PathBuf>,
+    /// Bound to /dev/shm.
+    pub shm: Option<PathBuf>,
+}
+
+/// Whom a container's process runs as, after the image's passwd and group were asked.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ResolvedUser {
+    pub uid: u32,
+    pub gid: u32,
+    /// Supplementary groups, sorted, without duplicates; the primary one is among them.
+    pub groups: Vec<u32>,
+    /// Home directory of that uid in the image's passwd; `/` where it has none.
+    pub home: String,
 }
 
 /// An overlay root file system that the runtime mounts for a container.
