@@ -2,3 +2,7 @@
 
 pub mod qos;
 pub mod translate;
+pub mod defaults;
+pub mod env;
+pub mod source;
+pub mod validate;
