@@ -56,7 +56,10 @@ fn sources() -> Vec<(String, String)> {
     let mut files = Vec::new();
     walk(&root, &mut files);
     files.sort();
-    files.into_iter().map(|path| (path.strip_prefix(&root).unwrap().to_str().unwrap().to_owned(), fs::read_to_string(&path).unwrap())).collect()
+    files
+        .into_iter()
+        .map(|path| (path.strip_prefix(&root).unwrap().to_str().unwrap().to_owned(), fs::read_to_string(&path).unwrap()))
+        .collect()
 }
 
 /// `kubelet/plan/pod.rs` → `kubelet`, `config.rs` → `config`.
@@ -74,7 +77,8 @@ fn named(line: &str) -> Vec<String> {
                 continue;
             }
             let rest = &line[at + prefix.len()..];
-            let word = |text: &str| text.trim_start().chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect::<String>();
+            let word =
+                |text: &str| text.trim_start().chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect::<String>();
             if let Some(group) = rest.strip_prefix('{') {
                 let mut depth = 0;
                 let mut start = 0;
@@ -138,7 +142,10 @@ fn unsafe_stays_in_sys() {
         }
         for (line, code) in code_lines(&text) {
             let bare = code.split("//").next().unwrap();
-            assert!(!bare.contains("unsafe {") && !bare.contains("unsafe fn") && !bare.contains("allow(unsafe_code)"), "src/{file}:{line}: unsafe outside src/sys");
+            assert!(
+                !bare.contains("unsafe {") && !bare.contains("unsafe fn") && !bare.contains("allow(unsafe_code)"),
+                "src/{file}:{line}: unsafe outside src/sys"
+            );
         }
     }
 }
@@ -150,7 +157,10 @@ fn libcontainer_stays_in_the_monitor() {
             continue;
         }
         for (line, code) in code_lines(&text) {
-            assert!(!code.contains("libcontainer::") && !code.contains("libcgroups::"), "src/{file}:{line}: libcontainer may only run in a monitor's helper");
+            assert!(
+                !code.contains("libcontainer::") && !code.contains("libcgroups::"),
+                "src/{file}:{line}: libcontainer may only run in a monitor's helper"
+            );
         }
     }
 }

@@ -71,7 +71,9 @@ pub fn normalize(text: &str) -> Result<Reference, ImageError> {
     }
     // The first part is a host only if it looks like one.
     let (host, repository) = match name.split_once('/') {
-        Some((first, rest)) if first.contains(['.', ':', '[']) || first == "localhost" || first.bytes().any(|b| b.is_ascii_uppercase()) => {
+        Some((first, rest))
+            if first.contains(['.', ':', '[']) || first == "localhost" || first.bytes().any(|b| b.is_ascii_uppercase()) =>
+        {
             (first, rest.to_owned())
         }
         Some(_) => ("docker.io", name.to_owned()),
@@ -188,15 +190,46 @@ mod tests {
     #[test]
     fn what_is_no_name() {
         for text in [
-            "", "UPPER", "docker.io/Busybox", "a//b", "/a", "a/", "a b", "a:", "a:-x", "a:.x", "a@sha256:12", "a@", "-a/b.c", "a.-b.c/d",
-            "../etc", "a/../b", "a___b", "a._b", "https://x.io/a", "x.io:70000/a", "x.io:/a", "[::1/a", "[zz]/a", "a\0", "a?b", "a#b", "é",
+            "",
+            "UPPER",
+            "docker.io/Busybox",
+            "a//b",
+            "/a",
+            "a/",
+            "a b",
+            "a:",
+            "a:-x",
+            "a:.x",
+            "a@sha256:12",
+            "a@",
+            "-a/b.c",
+            "a.-b.c/d",
+            "../etc",
+            "a/../b",
+            "a___b",
+            "a._b",
+            "https://x.io/a",
+            "x.io:70000/a",
+            "x.io:/a",
+            "[::1/a",
+            "[zz]/a",
+            "a\0",
+            "a?b",
+            "a#b",
+            "é",
         ] {
             assert!(normalize(text).is_err(), "{text:?} was taken");
         }
         for digest in [
-            format!("a@sha512:{HEX}{HEX}"), format!("a@sha256:{}", HEX.to_uppercase()), format!("a@SHA256:{HEX}"),
-            format!("a@sha256:{HEX}0"), "a@sha256:../../x".to_owned(), format!("a@sha256:{HEX}@sha256:{HEX}"), HEX.to_owned(),
-            "x".repeat(300), format!("a:{}", "t".repeat(129)),
+            format!("a@sha512:{HEX}{HEX}"),
+            format!("a@sha256:{}", HEX.to_uppercase()),
+            format!("a@SHA256:{HEX}"),
+            format!("a@sha256:{HEX}0"),
+            "a@sha256:../../x".to_owned(),
+            format!("a@sha256:{HEX}@sha256:{HEX}"),
+            HEX.to_owned(),
+            "x".repeat(300),
+            format!("a:{}", "t".repeat(129)),
         ] {
             assert!(normalize(&digest).is_err(), "{digest:?} was taken");
         }

@@ -1,8 +1,8 @@
 //! ROOM 1: pods from source to status; the only room that knows the others.
 
-pub mod qos;
-pub mod translate;
 pub mod defaults;
 pub mod env;
+pub mod qos;
 pub mod source;
+pub mod translate;
 pub mod validate;

@@ -19,7 +19,12 @@ pub fn user_request(_pod: &Pod, _container: &Container, _image: &ImageConfig) ->
 }
 
 /// runAsNonRoot against the user as resolved.
-pub fn verify_non_root(_pod: &Pod, _container: &Container, _image: &ImageConfig, _user: &ResolvedUser) -> Result<(), TranslateError> {
+pub fn verify_non_root(
+    _pod: &Pod,
+    _container: &Container,
+    _image: &ImageConfig,
+    _user: &ResolvedUser,
+) -> Result<(), TranslateError> {
     todo!()
 }
 
