@@ -3,5 +3,11 @@
 //! Invariant: whatever is published (status, exit files removed, images used) was first made
 //! durable here, and no state that a crash can leave stops a start.
 
+pub mod atomic;
+pub mod effects;
+pub mod error;
 pub mod ids;
+pub mod pods;
 pub mod records;
+
+pub use error::StoreError;

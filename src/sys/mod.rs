@@ -1,4 +1,8 @@
 //! Thin typed system call wrappers, the only `unsafe` of the crate: one wrapper a call, its
 //! arguments in the error.
 
+#![allow(unsafe_code)]
+
 pub mod clock;
+pub mod failpoint;
+pub mod file;
