@@ -1,8 +1,151 @@
 //! ROOM 2: the OCI runtime. Sandboxes and containers, in CRI's nouns and verbs.
+//!
+//! A sandbox is one monitor process (`coracle monitor ns/pod`) with the pod's namespaces; the
+//! monitor is the parent of every process of the pod and outlives the agent. This side of the
+//! wire makes what only the kernel and the disk know of (cgroups, mounts, namespace pins, run
+//! directories), each journalled before it is made, and asks the monitor for the rest.
+//!
+//! Invariant: every verb is idempotent and may be cut off after any step; [`Runtime::recover`]
+//! finds what lives, and undoes what is only half there. An exit is never told before it lies in
+//! `<run>/pods/<uid>/exit/<container>`.
 
 pub mod cgroup;
 pub mod devices;
+pub mod error;
+mod exec;
 pub mod model;
+mod run_dir;
 pub mod seccomp;
 pub mod spec;
 pub mod user;
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, mpsc};
+
+use crate::store::effects::Effects;
+use crate::store::ids::{ContainerId, PodUid};
+
+pub use error::{FailureKind, RuntimeError};
+pub use exec::ExecProcess;
+pub use run_dir::{mount_run, unmount_run};
+
+/// What the room needs to know of its surroundings.
+#[derive(Clone, Debug)]
+pub struct RuntimeConfig {
+    /// A mount of its own, see [`mount_run`].
+    pub run: PathBuf,
+    pub cgroups: cgroup::Cgroups,
+    /// What `cgroups` was detected with; monitors detect it again.
+    pub cgroup_parent: String,
+}
+
+/// The front door. Cheap to clone; every method may block on the monitor it talks to, and only
+/// on that one.
+#[derive(Clone)]
+pub struct Runtime {
+    _inner: Arc<()>,
+}
+
+impl Runtime {
+    /// `events` gets what happens without being asked, after [`Runtime::recover`] or
+    /// [`Runtime::run_sandbox`] has found the pod's monitor.
+    pub fn open(
+        config: RuntimeConfig,
+        effects: Arc<Effects>,
+        events: mpsc::Sender<model::RuntimeEvent>,
+    ) -> Result<Runtime, RuntimeError> {
+        todo!()
+    }
+
+    /// Finds every sandbox that an earlier agent left: living ones are adopted (`alive`), exits
+    /// that nobody acknowledged are among their containers. Of dead monitors everything is ended;
+    /// the exits are those of the exit files, or `ContainerStatusUnknown` with 137. Half-made
+    /// sandboxes and containers are undone.
+    pub fn recover(&self) -> Result<Vec<model::SandboxState>, RuntimeError> {
+        todo!()
+    }
+
+    /// Makes the pod's cgroups, monitor, namespaces and pins. For a sandbox that lives: its state.
+    pub fn run_sandbox(&self, spec: &model::SandboxSpec) -> Result<model::SandboxState, RuntimeError> {
+        todo!()
+    }
+
+    /// What the monitor says now; None without a sandbox.
+    pub fn sandbox(&self, uid: &PodUid) -> Result<Option<model::SandboxState>, RuntimeError> {
+        todo!()
+    }
+
+    /// Where the pod's namespaces are pinned, as container specs name them.
+    pub fn pins(&self, uid: &PodUid) -> Result<model::Pins, RuntimeError> {
+        todo!()
+    }
+
+    /// Mounts the container's root file system; the path is the mount. Idempotent.
+    pub fn prepare_rootfs(&self, uid: &PodUid, id: &ContainerId, rootfs: &model::Rootfs) -> Result<PathBuf, RuntimeError> {
+        todo!()
+    }
+
+    /// Everything up to the container's first instruction. A failure of its own doing is
+    /// [`RuntimeError::Start`]; nothing of it is left then but the rootfs.
+    pub fn create_container(&self, spec: &model::ContainerSpec) -> Result<(), RuntimeError> {
+        todo!()
+    }
+
+    /// Lets it run; returns the wall-clock nanoseconds of its start. A program that cannot be
+    /// executed is [`RuntimeError::Start`].
+    pub fn start_container(&self, uid: &PodUid, id: &ContainerId) -> Result<i64, RuntimeError> {
+        todo!()
+    }
+
+    /// A signal to the container's main process. One that has ended is no error.
+    pub fn signal_container(&self, uid: &PodUid, id: &ContainerId, signal: i32) -> Result<(), RuntimeError> {
+        todo!()
+    }
+
+    /// SIGKILL to everything in the container's cgroup; works without the monitor's help.
+    pub fn kill_container(&self, uid: &PodUid, id: &ContainerId) -> Result<(), RuntimeError> {
+        todo!()
+    }
+
+    /// The exit is journalled: its file may go.
+    pub fn acknowledge_exit(&self, uid: &PodUid, id: &ContainerId) -> Result<(), RuntimeError> {
+        todo!()
+    }
+
+    /// Ends it where it still runs; takes away its mounts, cgroup, bundle and exit file. Upper
+    /// directories and logs are the caller's. Idempotent.
+    pub fn remove_container(&self, uid: &PodUid, id: &ContainerId) -> Result<(), RuntimeError> {
+        todo!()
+    }
+
+    /// Ends everything of the pod, its monitor too, and leaves nothing of it. Idempotent.
+    pub fn remove_sandbox(&self, uid: &PodUid) -> Result<(), RuntimeError> {
+        todo!()
+    }
+
+    /// Runs `process` inside the container. Its streams never pass through monitor or agent: the
+    /// pipe ends in the result are the caller's, to hand on as it likes.
+    pub fn exec(&self, spec: &model::ExecSpec, process: &oci_spec::runtime::Process) -> Result<ExecProcess, RuntimeError> {
+        todo!()
+    }
+
+    /// Joins stdin and output of a container that runs. Output is a copy: a reader that is too
+    /// slow loses the stream, never the container or its log.
+    pub fn attach(&self, uid: &PodUid, id: &ContainerId) -> Result<exec::Attachment, RuntimeError> {
+        todo!()
+    }
+
+    /// The size of the terminal of a container with a tty.
+    pub fn resize(&self, uid: &PodUid, id: &ContainerId, rows: u16, columns: u16) -> Result<(), RuntimeError> {
+        todo!()
+    }
+
+    /// The config.json that the container was made with, for exec.
+    pub fn container_spec(&self, uid: &PodUid, id: &ContainerId) -> Result<oci_spec::runtime::Spec, RuntimeError> {
+        todo!()
+    }
+
+    pub fn run_root(&self) -> &Path {
+        todo!()
+    }
+}

@@ -130,11 +130,14 @@ pub struct SandboxState {
     pub uid: PodUid,
     /// Pid of the monitor.
     pub monitor: i32,
-    /// Pinned network namespace; None with hostNetwork.
-    pub netns: Option<PathBuf>,
+    /// Pinned namespaces and /dev/shm; `net` is None with hostNetwork.
+    pub pins: Pins,
     pub containers: Vec<ContainerState>,
-    /// False once the monitor has died: everything in the pod is to be ended and made anew.
+    /// False once the monitor has died: everything in the pod has been ended and is to be made anew.
     pub alive: bool,
+    /// False while a living monitor does not answer (a slow disk may block it): `containers` then
+    /// says what it last wrote down. Ask again; never end a pod for it.
+    pub answers: bool,
 }
 
 #[derive(Clone, Debug, PartialEq)]
