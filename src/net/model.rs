@@ -1,13 +1,78 @@
 //! Plain types of the network's front door.
 
+use std::fmt;
 use std::net::IpAddr;
 use std::path::PathBuf;
+use std::str::FromStr;
 
-/// `address/prefix` of a pod range.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+use serde::{Deserialize, Serialize};
+
+use crate::store::error::StoreError;
+use crate::sys::netlink::NetlinkError;
+
+/// What the network of one agent is made from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NetConfig {
+    /// Names everything on the host: bridge `<instance>0`, nftables tables `<instance>`.
+    pub instance: String,
+    /// Pod ranges, one a family at most. None at all: pods with a network of their own are refused.
+    pub cidrs: Vec<Cidr>,
+    /// Our run directory: `<run>/net` holds one lease a pod.
+    pub run: PathBuf,
+    /// None: the smallest MTU among the links that default routes use.
+    pub mtu: Option<u32>,
+}
+
+/// `address/prefix` of a pod range; the address has no bits beyond the prefix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Cidr {
     pub address: IpAddr,
     pub prefix: u8,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("\"{text}\" is no pod range: write it like 10.88.0.0/24 or fd88::/64, with room for a gateway and a pod")]
+pub struct BadCidr {
+    pub text: String,
+}
+
+impl Cidr {
+    pub fn is_v4(&self) -> bool {
+        self.address.is_ipv4()
+    }
+    pub fn contains(&self, ip: IpAddr) -> bool {
+        ip.is_ipv4() == self.is_v4() && masked(ip, self.prefix) == self.address
+    }
+}
+
+impl FromStr for Cidr {
+    type Err = BadCidr;
+    fn from_str(text: &str) -> Result<Cidr, BadCidr> {
+        let bad = || BadCidr { text: text.chars().take(80).collect() };
+        let (address, prefix) = text.trim().split_once('/').ok_or_else(bad)?;
+        let address: IpAddr = address.parse().map_err(|_| bad())?;
+        let prefix: u8 = prefix.parse().map_err(|_| bad())?;
+        // Two bits at least: network, gateway, one pod, broadcast.
+        let longest = if address.is_ipv4() { 30 } else { 126 };
+        if prefix == 0 || prefix > longest || address.is_loopback() || address.is_multicast() {
+            return Err(bad());
+        }
+        Ok(Cidr { address: masked(address, prefix), prefix })
+    }
+}
+
+impl fmt::Display for Cidr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.address, self.prefix)
+    }
+}
+
+/// `ip` without the bits beyond `prefix`.
+fn masked(ip: IpAddr, prefix: u8) -> IpAddr {
+    match ip {
+        IpAddr::V4(ip) => IpAddr::from((u32::from(ip) & u32::MAX.checked_shl(32 - u32::from(prefix.min(32))).unwrap_or(0)).to_be_bytes()),
+        IpAddr::V6(ip) => IpAddr::from((u128::from(ip) & u128::MAX.checked_shl(128 - u32::from(prefix.min(128))).unwrap_or(0)).to_be_bytes()),
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,20 +86,52 @@ pub struct AttachRequest {
     pub host_ports: Vec<HostPort>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum L4 {
     Tcp,
     Udp,
     Sctp,
 }
 
-/// One mapping from the node to a pod. `host_ip` None: all local addresses of that family.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+impl L4 {
+    /// IPPROTO_*.
+    pub fn number(self) -> u8 {
+        match self {
+            L4::Tcp => 6,
+            L4::Udp => 17,
+            L4::Sctp => 132,
+        }
+    }
+}
+
+impl fmt::Display for L4 {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            L4::Tcp => "TCP",
+            L4::Udp => "UDP",
+            L4::Sctp => "SCTP",
+        })
+    }
+}
+
+/// One mapping from the node to a pod. `host_ip` None (or 0.0.0.0, ::): all local addresses of
+/// that family, or of both.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct HostPort {
     pub protocol: L4,
     pub host_ip: Option<IpAddr>,
     pub host_port: u16,
     pub container_port: u16,
+}
+
+impl fmt::Display for HostPort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.host_ip {
+            Some(IpAddr::V6(ip)) => write!(f, "[{ip}]:{}/{}", self.host_port, self.protocol),
+            Some(ip) => write!(f, "{ip}:{}/{}", self.host_port, self.protocol),
+            None => write!(f, "{}/{}", self.host_port, self.protocol),
+        }
+    }
 }
 
 /// What a pod got.
@@ -43,4 +140,73 @@ pub struct Attachment {
     /// IPv4 first when both are there.
     pub addresses: Vec<IpAddr>,
     pub mtu: u32,
+}
+
+/// Something that this kernel or host withholds, what follows from it, and the line that mends it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lack {
+    pub feature: Feature,
+    pub consequence: &'static str,
+    pub cure: &'static str,
+    /// What the kernel said.
+    pub said: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Feature {
+    Bridge,
+    Veth,
+    Ipv6,
+    NfTables,
+    NatIpv4,
+    NatIpv6,
+    FibIpv4,
+    FibIpv6,
+    Conntrack,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum NetError {
+    #[error("instance name \"{0}\" cannot name a bridge and a table: use 1 to 13 of a-z, 0-9, - and _, a letter first")]
+    BadInstance(String),
+    #[error("two pod ranges of one family, {0} and {1}: give one of IPv4 and one of IPv6")]
+    TwoOfAFamily(Cidr, Cidr),
+    #[error("pod {pod} needs an address, and this node has no pod range: give --pod-cidr")]
+    NoRange { pod: String },
+    #[error("pod range {cidr} has no free address left ({held} pods hold one): use a wider --pod-cidr, or remove pods")]
+    Exhausted { cidr: Cidr, held: usize },
+    #[error("hostPort {port} of pod {pod} belongs to pod {holder} already: use another port, or another hostIP")]
+    HostPortTaken { pod: String, port: HostPort, holder: String },
+    #[error("hostPort {port} of pod {pod}: its hostIP is of a family in which pods have no address: use an address of the other family, or give --pod-cidr for both")]
+    HostPortFamily { pod: String, port: HostPort },
+    #[error("pod {pod} wants hostPort {port}, and this kernel cannot do that: {}", .lack.cure)]
+    HostPortLack { pod: String, port: HostPort, lack: Lack },
+    #[error("this kernel has no {what}: {}", .lack.cure)]
+    Lacking { what: &'static str, lack: Lack },
+    #[error("interface {name} is there and is not ours ({what}): remove it, or use another --instance")]
+    ForeignLink { name: String, what: String },
+    #[error("{operation} {object}")]
+    Kernel { operation: &'static str, object: String, source: NetlinkError },
+    #[error("{operation} {object}")]
+    Io { operation: &'static str, object: String, source: std::io::Error },
+    #[error("{operation}")]
+    Store { operation: &'static str, source: StoreError },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_are_normalised_and_nonsense_is_refused() {
+        let range = |text: &str| text.parse::<Cidr>().map(|c| c.to_string());
+        assert_eq!(range("10.88.3.7/16").unwrap(), "10.88.0.0/16");
+        assert_eq!(range("fd88::5/64").unwrap(), "fd88::/64");
+        for bad in ["10.88.0.0", "10.88.0.0/31", "fd88::/127", "10.0.0.0/0", "127.0.0.0/8", "x/8", "10.0.0.0/-1", "224.0.0.0/8"] {
+            assert!(range(bad).is_err(), "{bad}");
+        }
+        let cidr: Cidr = "10.88.0.0/24".parse().unwrap();
+        assert!(cidr.contains("10.88.0.255".parse().unwrap()));
+        assert!(!cidr.contains("10.88.1.0".parse().unwrap()) && !cidr.contains("::1".parse().unwrap()));
+    }
 }

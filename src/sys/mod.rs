@@ -6,3 +6,4 @@
 pub mod clock;
 pub mod failpoint;
 pub mod file;
+pub mod netlink;
