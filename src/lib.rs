@@ -33,7 +33,7 @@
 //! | [`api`] | the Kubernetes objects, exactly the fields we honour; YAML | – |
 //! | [`store`] | crash-safe records | sys |
 //! | [`sys`] | thin typed system call wrappers, the only `unsafe` | – |
-//! | [`obs`] | logs | – |
+//! | [`obs`] | logs, sd_notify | api, sys |
 //! | [`config`] | flags to roots, names and limits, parsed once | api |
 //! | [`cli`] | one file a verb; wires rooms together | everything |
 //!

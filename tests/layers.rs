@@ -18,7 +18,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("volumes", &["api", "store", "sys"]),
     ("store", &["sys"]),
     ("api", &[]),
-    ("obs", &["sys"]),
+    ("obs", &["api", "sys"]),
     ("sys", &[]),
 ];
 

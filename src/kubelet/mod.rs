@@ -6,3 +6,4 @@ pub mod qos;
 pub mod source;
 pub mod translate;
 pub mod validate;
+pub mod server;

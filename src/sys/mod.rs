@@ -7,3 +7,4 @@ pub mod clock;
 pub mod failpoint;
 pub mod file;
 pub mod netlink;
+pub mod socket;

@@ -1,0 +1,213 @@
+//! What is said over the local socket. One request a connection; its answers are frames of
+//! [`Answer`], the last one `End` or `Error`.
+//!
+//! Invariant: N-1 and N read each other. A field that is not known is ignored, one that is
+//! missing has a default, an unknown verb or answer is an error that says so.
+
+use std::error::Error;
+
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+
+use crate::api::status::PodStatus;
+
+pub const PROTOCOL: u32 = 1;
+
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Request {
+    pub protocol: u32,
+    pub ask: Ask,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Ask {
+    /// Every pod, then every problem of the manifests directory.
+    Pods(PodsAsk),
+    Info {},
+    /// Answers `Started` with descriptors, then `Exited`. Meanwhile the client may send
+    /// [`ExecControl`] frames.
+    Exec(ExecAsk),
+    Images {},
+    Pull {
+        reference: String,
+        #[serde(default)]
+        username: String,
+        #[serde(default)]
+        password: String,
+    },
+    /// `path` is absolute on this host.
+    Import {
+        path: String,
+        #[serde(default)]
+        name: Option<String>,
+    },
+    /// Ends every pod, gracefully within `seconds`, and starts none until the agent is started
+    /// anew. Answers `Said` lines, then `End`.
+    StopAll {
+        seconds: u64,
+    },
+}
+
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PodsAsk {
+    /// With each pod's manifest as received.
+    pub manifests: bool,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ExecAsk {
+    /// `namespace/name`, `name` (namespace default) or a uid.
+    pub pod: String,
+    /// Empty: the pod's first container.
+    pub container: String,
+    pub argv: Vec<String>,
+    pub stdin: bool,
+    pub tty: bool,
+    /// Rows and columns of the terminal at the start.
+    pub size: Option<(u16, u16)>,
+}
+
+/// What a client may send while its exec runs.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ExecControl {
+    Resize { rows: u16, columns: u16 },
+    Signal { number: i32 },
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Answer {
+    Pod(Box<PodView>),
+    Problem(ProblemView),
+    Info(Box<AgentInfo>),
+    Image(ImageView),
+    /// Descriptors ride along: the pty's master with a tty, else stdin (if asked for), stdout,
+    /// stderr in this order.
+    Started {},
+    Exited {
+        code: i32,
+    },
+    /// A line for stderr.
+    Said {
+        text: String,
+    },
+    End {},
+    Error(Failure),
+}
+
+/// An error on its way through the socket: a kind for programs, the chain for people.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[error("{}", chain.join(": "))]
+pub struct Failure {
+    pub kind: FailureKind,
+    pub chain: Vec<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum FailureKind {
+    /// The named object is not here.
+    NotFound,
+    /// The request makes no sense; sending it again changes nothing.
+    Invalid,
+    /// Not now: too many clients, or the agent is stopping.
+    Busy,
+    /// It was tried and failed.
+    Failed,
+    /// From a newer peer.
+    #[serde(other)]
+    Other,
+}
+
+impl Failure {
+    pub fn new(kind: FailureKind, text: impl Into<String>) -> Failure {
+        Failure { kind, chain: vec![text.into()] }
+    }
+
+    /// Keeps the whole chain of an error.
+    pub fn of(kind: FailureKind, error: &(dyn Error + 'static)) -> Failure {
+        let mut chain = vec![error.to_string()];
+        let mut next = error.source();
+        while let Some(source) = next {
+            chain.push(source.to_string());
+            next = source.source();
+        }
+        Failure { kind, chain }
+    }
+}
+
+/// One pod as the agent sees it.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PodView {
+    pub uid: String,
+    pub namespace: String,
+    pub name: String,
+    /// `web.yaml document 2`: where it came from; empty once that is gone.
+    pub origin: String,
+    /// Wall-clock nanoseconds.
+    pub created_at: i64,
+    /// When its end was asked for: it shows as Terminating.
+    pub deleted_at: Option<i64>,
+    pub containers: Vec<String>,
+    pub init_containers: Vec<String>,
+    pub status: PodStatus,
+    /// Fields not honoured, values clamped: `spec.containers[0].livenessProbe: …`.
+    pub warnings: Vec<String>,
+    /// The manifest as received, as JSON; only when it was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub manifest: Option<Box<RawValue>>,
+}
+
+/// Something wrong that is not one pod's own state: a file that cannot be read, a name twice.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ProblemView {
+    /// `bad.yaml document 1 line 7:3`; empty for a problem of the node.
+    pub place: String,
+    /// `namespace/name` where known.
+    pub pod: String,
+    pub field: String,
+    pub message: String,
+    /// The last good version goes on.
+    pub kept: bool,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ImageView {
+    pub id: String,
+    pub tags: Vec<String>,
+    pub digests: Vec<String>,
+    /// Compressed bytes.
+    pub size: u64,
+    pub pinned: bool,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct AgentInfo {
+    pub version: String,
+    pub pid: i32,
+    pub node: String,
+    pub instance: String,
+    /// Wall-clock nanoseconds.
+    pub started_at: i64,
+    pub manifests: String,
+    pub run: String,
+    pub state: String,
+    pub kubelet: String,
+    pub logs: String,
+    pub cgroup_parent: String,
+    pub pod_cidrs: Vec<String>,
+    pub pods: u32,
+    pub containers_running: u32,
+    pub images: u32,
+    /// Resident and anonymous bytes of the agent itself.
+    pub rss: u64,
+    pub anonymous: u64,
+}
