@@ -1,7 +1,10 @@
 //! ROOM 1: pods from source to status; the only room that knows the others.
 
+pub mod agent;
 pub mod defaults;
 pub mod env;
+pub mod handle;
+pub mod model;
 pub mod qos;
 pub mod source;
 pub mod translate;

@@ -130,6 +130,8 @@ pub struct SandboxState {
     pub uid: PodUid,
     /// Pid of the monitor.
     pub monitor: i32,
+    /// When the sandbox was made, wall-clock nanoseconds: tells it from an earlier one of the pod.
+    pub created_at: i64,
     /// Pinned namespaces and /dev/shm; `net` is None with hostNetwork.
     pub pins: Pins,
     pub containers: Vec<ContainerState>,

@@ -11,6 +11,32 @@ use serde::{Deserialize, Serialize};
 
 use super::ids::{ContainerId, PodUid};
 
+/// An instant of CLOCK_BOOTTIME: nanoseconds since the boot with this id, comparable only within
+/// that boot. Durations are carried over a reboot as what both boots have proved ([`Age`]).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BootStamp {
+    pub boot: String,
+    pub nanos: i64,
+}
+
+/// What ended a container, where that changes what comes next.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ExitCause {
+    /// Itself, a signal, a limit, or its pod's end: restartPolicy decides.
+    #[default]
+    Own,
+    /// The machine went down under it: it runs again, whatever its restartPolicy.
+    Reboot,
+    /// The node was told to stop all pods: it runs again at the next start, except under Never.
+    Stopped,
+}
+
+impl ExitCause {
+    fn is_own(&self) -> bool {
+        *self == ExitCause::Own
+    }
+}
+
 /// How a container ended. Times are wall-clock nanoseconds since 1970, only ever rendered.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExitRecord {
@@ -30,6 +56,9 @@ pub struct ExitRecord {
     pub reason: String,
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub message: String,
+    /// Filled in by the agent when it journals the exit.
+    #[serde(default, skip_serializing_if = "ExitCause::is_own")]
+    pub cause: ExitCause,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -40,6 +69,8 @@ pub enum Record {
         namespace: String,
         name: String,
         at: i64,
+        #[serde(default)]
+        stamp: BootStamp,
     },
     /// Container `name` is about to be created for the `attempt`-th time (0 = first) as `id`.
     Attempt {
@@ -50,12 +81,22 @@ pub enum Record {
         id: ContainerId,
         image: String,
         at: i64,
+        #[serde(default)]
+        stamp: BootStamp,
+        /// When the sandbox that it runs in was made (wall nanoseconds): which one that is.
+        #[serde(default)]
+        sandbox: i64,
+        /// The crash back-off in force after this start, seconds; 0: none yet.
+        #[serde(default)]
+        backoff: u32,
     },
     Exit {
         uid: PodUid,
         name: String,
         id: ContainerId,
         exit: ExitRecord,
+        #[serde(default)]
+        stamp: BootStamp,
     },
     /// The pod's own end: `phase` Succeeded or Failed.
     Finished {
@@ -83,7 +124,57 @@ pub struct Attempt {
     pub id: ContainerId,
     pub image: String,
     pub at: i64,
+    pub stamp: BootStamp,
+    pub sandbox: i64,
+    pub backoff: u32,
     pub exit: Option<ExitRecord>,
+    /// When the exit was journalled.
+    pub exit_stamp: BootStamp,
+}
+
+/// How long something has lasted, as far as the journal proves it: the whole of each earlier boot
+/// up to its last record, and this boot since its start.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Age {
+    boot: String,
+    since: i64,
+    last: i64,
+    carried: i64,
+}
+
+impl Age {
+    /// One more record was written at this instant.
+    fn touch(&mut self, stamp: &BootStamp) {
+        if stamp.boot.is_empty() {
+            return;
+        }
+        if self.boot.is_empty() {
+            self.since = stamp.nanos;
+        } else if self.boot != stamp.boot {
+            self.carried += self.last - self.since;
+            self.since = 0;
+        }
+        self.boot.clone_from(&stamp.boot);
+        self.last = stamp.nanos;
+    }
+
+    /// Nanoseconds from the first record until now.
+    pub fn elapsed(&self, now: &BootStamp) -> i64 {
+        if self.boot.is_empty() {
+            return 0;
+        }
+        let here = if self.boot == now.boot { now.nanos - self.since } else { self.last - self.since + now.nanos };
+        (self.carried + here).max(0)
+    }
+
+    /// Nanoseconds from one of the records until now.
+    pub fn elapsed_since(&self, stamp: &BootStamp, now: &BootStamp) -> i64 {
+        if stamp.boot == now.boot {
+            return (now.nanos - stamp.nanos).max(0);
+        }
+        let before = if stamp.boot == self.boot { self.last - stamp.nanos } else { 0 };
+        (before + now.nanos).max(0)
+    }
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -91,6 +182,7 @@ pub struct PodRecord {
     pub namespace: String,
     pub name: String,
     pub admitted_at: i64,
+    pub age: Age,
     pub containers: BTreeMap<String, ContainerRecord>,
     /// phase, reason, message, at.
     pub finished: Option<(String, String, String, i64)>,
@@ -107,34 +199,46 @@ impl PodsState {
     /// change nothing, so that replay after any cut gives a state that was once true.
     pub fn apply(&mut self, record: &Record) {
         match record {
-            Record::Admitted { uid, namespace, name, at } => {
+            Record::Admitted { uid, namespace, name, at, stamp } => {
                 let pod = self.pods.entry(uid.clone()).or_default();
                 pod.namespace.clone_from(namespace);
                 pod.name.clone_from(name);
                 if pod.admitted_at == 0 {
                     pod.admitted_at = *at;
                 }
+                pod.age.touch(stamp);
             }
-            Record::Attempt { uid, name, init, attempt, id, image, at } => {
+            Record::Attempt { uid, name, init, attempt, id, image, at, stamp, sandbox, backoff } => {
                 let Some(pod) = self.pods.get_mut(uid) else { return };
+                pod.age.touch(stamp);
                 let container = pod.containers.entry(name.clone()).or_default();
                 container.init = *init;
                 if container.attempts.iter().any(|a| a.id == *id) {
                     return;
                 }
-                container.attempts.push(Attempt { number: *attempt, id: id.clone(), image: image.clone(), at: *at, exit: None });
+                container.attempts.push(Attempt {
+                    number: *attempt,
+                    id: id.clone(),
+                    image: image.clone(),
+                    at: *at,
+                    stamp: stamp.clone(),
+                    sandbox: *sandbox,
+                    backoff: *backoff,
+                    exit: None,
+                    exit_stamp: BootStamp::default(),
+                });
                 if container.attempts.len() > 2 {
                     container.attempts.remove(0);
                 }
             }
-            Record::Exit { uid, name, id, exit } => {
-                let attempt = self
-                    .pods
-                    .get_mut(uid)
-                    .and_then(|pod| pod.containers.get_mut(name))
-                    .and_then(|c| c.attempts.iter_mut().find(|a| a.id == *id));
-                if let Some(attempt) = attempt {
-                    attempt.exit.get_or_insert_with(|| exit.clone());
+            Record::Exit { uid, name, id, exit, stamp } => {
+                let Some(pod) = self.pods.get_mut(uid) else { return };
+                let attempt = pod.containers.get_mut(name).and_then(|c| c.attempts.iter_mut().find(|a| a.id == *id));
+                let Some(attempt) = attempt else { return };
+                if attempt.exit.is_none() {
+                    attempt.exit = Some(exit.clone());
+                    attempt.exit_stamp = stamp.clone();
+                    pod.age.touch(stamp);
                 }
             }
             Record::Finished { uid, phase, reason, message, at } => {
@@ -146,5 +250,29 @@ impl PodsState {
                 self.pods.remove(uid);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stamp(boot: &str, nanos: i64) -> BootStamp {
+        BootStamp { boot: boot.into(), nanos }
+    }
+
+    #[test]
+    fn an_age_grows_over_reboots_by_what_was_proved() {
+        let mut age = Age::default();
+        assert_eq!(age.elapsed(&stamp("a", 50)), 0);
+        age.touch(&stamp("a", 100));
+        age.touch(&stamp("a", 400));
+        assert_eq!(age.elapsed(&stamp("a", 1_000)), 900);
+        assert_eq!(age.elapsed(&stamp("b", 20)), 320);
+        age.touch(&stamp("b", 30));
+        assert_eq!(age.elapsed(&stamp("b", 50)), 350);
+        assert_eq!(age.elapsed(&stamp("c", 7)), 337);
+        assert_eq!(age.elapsed_since(&stamp("b", 10), &stamp("c", 7)), 27);
+        assert_eq!(age.elapsed_since(&stamp("a", 100), &stamp("c", 7)), 7);
     }
 }

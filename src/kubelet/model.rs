@@ -1,0 +1,420 @@
+//! What the planner knows: the DESIRED set, what is OBSERVED of each pod, the ACTIONS between
+//! them and the REPORTS that come back. Plain data; JSON for `coracle pod plan`.
+//!
+//! ```text
+//! a pod:      wanted ─Admit─> admitted ─volumes─> ─sandbox─> ─network─> up ──────────┐
+//!                                ^                                       │ containers │ none left
+//!                                └──StopSandbox── monitor dead <─────────┤            v
+//!             gone <─Remove── all ended <─Signal, Kill─ ending <─────────┘   Finish ─> finished
+//!
+//! an attempt: Journalled ─Create─> Created ─Start─> Running ─exit─> Ended ─RecordExit─> Ended,
+//!             (id is fixed)           └─────exit or failure──────────^                  journalled
+//! ```
+//!
+//! Invariants: one action at a time is under way for a pod (`busy`), pulls aside, which no order
+//! depends on; an attempt is journalled before it is created and its exit before it is published.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::api::pod::Pod;
+use crate::store::ids::{ContainerId, PodUid};
+use crate::store::records::ExitRecord;
+
+/// One reading of both clocks, nanoseconds. Durations are measured on `boot` (CLOCK_BOOTTIME)
+/// only; `wall` is only rendered.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Now {
+    pub boot: i64,
+    pub wall: i64,
+}
+
+pub const SECOND: i64 = 1_000_000_000;
+
+/// What is to run here.
+#[derive(Clone, Debug, Default)]
+pub struct Desired {
+    /// False: a pod that is missing here may still be wanted, so nothing ends.
+    pub complete: bool,
+    /// All pods are to end and stay ended until the next start of the agent.
+    pub stopping: bool,
+    /// Longest time that a pod may take to end while `stopping`, seconds.
+    pub stop_grace: i64,
+    pub pods: BTreeMap<PodUid, Arc<Pod>>,
+    /// Goes up whenever ConfigMaps or Secrets may have changed.
+    pub configs: u64,
+    pub node: Node,
+}
+
+/// What admission and status need to know of the node.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Node {
+    pub name: String,
+    /// First one is `status.hostIP`.
+    pub ips: Vec<IpAddr>,
+    pub milli_cpu: i64,
+    pub memory: i64,
+    pub max_pods: usize,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Observed {
+    pub pods: BTreeMap<PodUid, PodState>,
+}
+
+/// One pod that was admitted here and is not yet removed (or is just being admitted).
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct PodState {
+    pub namespace: String,
+    pub name: String,
+    /// As it was admitted. None: the stored manifest cannot be read; it can only be ended.
+    #[serde(with = "shared")]
+    pub pod: Option<Arc<Pod>>,
+    /// Wall time of admission: `status.startTime`. 0: not yet.
+    pub admitted_at: i64,
+    /// On the boot clock; earlier boots count, so it may be negative.
+    pub admitted_boot: i64,
+    /// An action is under way; nothing else is planned for this pod until its report.
+    pub busy: bool,
+    pub sandbox: Sandbox,
+    /// Revision of [`Desired::configs`] that its volumes hold.
+    pub volumes: Option<u64>,
+    pub containers: BTreeMap<String, ContainerState>,
+    pub ending: Option<Ending>,
+    pub finished: Option<Finished>,
+    /// The last step for the pod as a whole failed; cleared by the next success.
+    pub failure: Option<Failure>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", tag = "state")]
+pub enum Sandbox {
+    /// Nothing of it is there.
+    #[default]
+    None,
+    /// Its monitor lives.
+    Up { created_at: i64, attached: bool, addresses: Vec<IpAddr> },
+    /// Its monitor has died: what is left is to be ended before anything new is made.
+    Dead,
+}
+
+/// All that is known of one container of a pod, by the name in its spec.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ContainerState {
+    pub init: bool,
+    /// Newest last: the current one and the one before it.
+    pub attempts: Vec<AttemptState>,
+    /// Older ones that still hold disk space.
+    pub stale: Vec<(u32, ContainerId)>,
+    pub image: ImageState,
+    /// The last step for this container failed; cleared by the next success.
+    pub failure: Option<Failure>,
+}
+
+impl ContainerState {
+    pub fn current(&self) -> Option<&AttemptState> {
+        self.attempts.last()
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct AttemptState {
+    /// 0 for the first one: `status.restartCount`.
+    pub number: u32,
+    pub id: ContainerId,
+    /// The image's id or digest, as journalled.
+    #[serde(default)]
+    pub image: String,
+    /// Wall time of the journal record.
+    #[serde(default)]
+    pub at: i64,
+    /// The same on the boot clock.
+    #[serde(default)]
+    pub at_boot: i64,
+    /// `created_at` of the sandbox that it was made for.
+    #[serde(default)]
+    pub sandbox: i64,
+    /// Crash back-off after this start, seconds; 0: none yet.
+    #[serde(default)]
+    pub backoff: u32,
+    pub phase: Phase,
+    /// When it was asked to end, on the boot clock.
+    #[serde(default)]
+    pub signalled: Option<i64>,
+    /// When it was last killed, on the boot clock.
+    #[serde(default)]
+    pub killed: Option<i64>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", tag = "state")]
+pub enum Phase {
+    /// In the journal, not yet in the runtime.
+    Journalled,
+    Created,
+    /// `started_at`: wall time.
+    Running {
+        started_at: i64,
+    },
+    Ended {
+        exit: ExitRecord,
+        /// Not before the exit is journalled may anything follow from it.
+        journalled: bool,
+        /// When it became known, on the boot clock.
+        boot: i64,
+    },
+}
+
+impl AttemptState {
+    pub fn exit(&self) -> Option<&ExitRecord> {
+        match &self.phase {
+            Phase::Ended { exit, .. } => Some(exit),
+            _ => None,
+        }
+    }
+    /// Something of it may be in the kernel.
+    pub fn lives(&self) -> bool {
+        matches!(self.phase, Phase::Created | Phase::Running { .. })
+    }
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", tag = "state")]
+pub enum ImageState {
+    /// Not asked yet; the create step will see.
+    #[default]
+    Unknown,
+    Missing,
+    Pulling,
+    /// Pulled for this attempt (imagePullPolicy Always asks again for each).
+    Ready { attempt: u32 },
+    Failed { failure: Failure },
+}
+
+/// Why and since when a pod is being ended. Once set, it is never taken back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Ending {
+    pub why: EndReason,
+    /// On the boot clock.
+    pub since: i64,
+    /// Wall time, for `metadata.deletionTimestamp`.
+    pub at: i64,
+    /// Seconds from the signal to the kill.
+    pub grace: i64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum EndReason {
+    /// Nobody asks for it any more, or a newer pod has its name: it goes away.
+    Deleted,
+    /// activeDeadlineSeconds: it stays as Failed.
+    Deadline,
+    /// The node is told to stop all pods: it stays in the store and runs again at the next start.
+    Stopped,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Finished {
+    /// `Succeeded` or `Failed`.
+    pub phase: String,
+    #[serde(default)]
+    pub reason: String,
+    #[serde(default)]
+    pub message: String,
+    pub at: i64,
+}
+
+/// A step that did not work and when it is tried again.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Failure {
+    /// The waiting reason that users see: `CreatePodSandboxError`.
+    pub reason: String,
+    pub message: String,
+    /// On the boot clock.
+    pub at: i64,
+    /// Nanoseconds from `at` to the next try.
+    pub delay: i64,
+}
+
+impl Failure {
+    pub fn due(&self) -> i64 {
+        self.at.saturating_add(self.delay)
+    }
+}
+
+/// One effect on one pod. `apply` carries it out and decides nothing. Every one may be cut off
+/// at any point and is safe to repeat.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Action {
+    /// Journals the pod and keeps its manifest.
+    Admit { uid: PodUid },
+    /// From now on the pod is ending. No effect outside the planner.
+    End { uid: PodUid, ending: Ending },
+    /// Makes the volumes, or refreshes them from newer ConfigMaps and Secrets.
+    SetUpVolumes { uid: PodUid, configs: u64 },
+    RunSandbox { uid: PodUid },
+    Attach { uid: PodUid },
+    /// Ends whatever runs, lets go of network and namespaces; ends its monitor.
+    StopSandbox { uid: PodUid },
+    Pull { uid: PodUid, container: String, attempt: u32, image: String },
+    /// Journals the attempt (where it is new), then creates it.
+    Create { uid: PodUid, container: String, attempt: NewAttempt },
+    Start { uid: PodUid, container: String, id: ContainerId },
+    /// Asks containers to end: each by its own stop signal.
+    Signal { uid: PodUid, targets: Vec<(String, ContainerId)> },
+    /// SIGKILL to everything in their cgroups.
+    Kill { uid: PodUid, targets: Vec<(String, ContainerId)> },
+    /// Journals an exit with its termination message; then its exit file may go.
+    RecordExit { uid: PodUid, container: String, id: ContainerId, exit: ExitRecord },
+    /// Removes an old container with its log, layers and links.
+    RemoveContainer { uid: PodUid, container: String, number: u32, id: ContainerId },
+    /// Journals the pod's own end.
+    Finish { uid: PodUid, finished: Finished },
+    /// Removes all of the pod and journals that.
+    Remove { uid: PodUid },
+}
+
+/// The attempt to create, with all that its journal record says.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NewAttempt {
+    pub number: u32,
+    pub id: ContainerId,
+    pub init: bool,
+    pub sandbox: i64,
+    pub backoff: u32,
+    /// False: it is in the journal already, and was cut off or failed before it was created.
+    pub new: bool,
+}
+
+impl Action {
+    pub fn uid(&self) -> &PodUid {
+        match self {
+            Action::Admit { uid }
+            | Action::End { uid, .. }
+            | Action::SetUpVolumes { uid, .. }
+            | Action::RunSandbox { uid }
+            | Action::Attach { uid }
+            | Action::StopSandbox { uid }
+            | Action::Pull { uid, .. }
+            | Action::Create { uid, .. }
+            | Action::Start { uid, .. }
+            | Action::Signal { uid, .. }
+            | Action::Kill { uid, .. }
+            | Action::RecordExit { uid, .. }
+            | Action::RemoveContainer { uid, .. }
+            | Action::Finish { uid, .. }
+            | Action::Remove { uid } => uid,
+        }
+    }
+}
+
+impl fmt::Display for Action {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names = |targets: &[(String, ContainerId)]| {
+            targets.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(",")
+        };
+        match self {
+            Action::Admit { uid } => write!(f, "admit {uid}"),
+            Action::End { uid, ending } => write!(f, "end {uid} {:?} grace={}s", ending.why, ending.grace),
+            Action::SetUpVolumes { uid, configs } => write!(f, "set-up-volumes {uid} configs={configs}"),
+            Action::RunSandbox { uid } => write!(f, "run-sandbox {uid}"),
+            Action::Attach { uid } => write!(f, "attach {uid}"),
+            Action::StopSandbox { uid } => write!(f, "stop-sandbox {uid}"),
+            Action::Pull { uid, container, image, .. } => write!(f, "pull {uid} {container} image={image}"),
+            Action::Create { uid, container, attempt } => write!(
+                f,
+                "create {uid} {container} attempt={}{} backoff={}s",
+                attempt.number,
+                if attempt.new { "" } else { " again" },
+                attempt.backoff
+            ),
+            Action::Start { uid, container, .. } => write!(f, "start {uid} {container}"),
+            Action::Signal { uid, targets } => write!(f, "signal {uid} {}", names(targets)),
+            Action::Kill { uid, targets } => write!(f, "kill {uid} {}", names(targets)),
+            Action::RecordExit { uid, container, exit, .. } => write!(f, "record-exit {uid} {container} code={}", exit.code),
+            Action::RemoveContainer { uid, container, number, .. } => {
+                write!(f, "remove-container {uid} {container} attempt={number}")
+            }
+            Action::Finish { uid, finished } => write!(f, "finish {uid} {} {}", finished.phase, finished.reason),
+            Action::Remove { uid } => write!(f, "remove {uid}"),
+        }
+    }
+}
+
+/// What became of an action.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Outcome {
+    Done,
+    /// Admit: when.
+    Admitted { at: i64 },
+    Sandbox { created_at: i64 },
+    Attached { addresses: Vec<IpAddr> },
+    /// Create: the image is not on this node; nothing was journalled.
+    ImageMissing,
+    Created { image: String, at: i64 },
+    /// Create or Start: it will never run; its exit (StartError) is to be journalled.
+    NotStarted { image: String, at: i64, exit: ExitRecord },
+    Started { started_at: i64 },
+    /// RecordExit: the exit as journalled, message included.
+    Recorded { exit: ExitRecord },
+    Failed { reason: FailReason, message: String },
+}
+
+/// Kinds of failure, each with the kubelet's waiting reason.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FailReason {
+    /// The journal could not be written.
+    Journal,
+    Mount,
+    Sandbox,
+    Network,
+    CreateConfig,
+    Create,
+    ImagePull,
+    RegistryUnavailable,
+    InvalidImageName,
+    ImageInspect,
+    Kill,
+}
+
+impl FailReason {
+    /// As in `state.waiting.reason`.
+    pub fn waiting(self) -> &'static str {
+        match self {
+            FailReason::Journal | FailReason::Mount => "ContainerCreating",
+            FailReason::Sandbox | FailReason::Network => "CreatePodSandboxError",
+            FailReason::CreateConfig => "CreateContainerConfigError",
+            FailReason::Create => "CreateContainerError",
+            FailReason::ImagePull => "ErrImagePull",
+            FailReason::RegistryUnavailable => "RegistryUnavailable",
+            FailReason::InvalidImageName => "InvalidImageName",
+            FailReason::ImageInspect => "ImageInspectError",
+            FailReason::Kill => "KillContainerError",
+        }
+    }
+}
+
+/// `Option<Arc<Pod>>` as the pod's JSON.
+mod shared {
+    use super::{Arc, Pod};
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub fn serialize<S: Serializer>(pod: &Option<Arc<Pod>>, serializer: S) -> Result<S::Ok, S::Error> {
+        pod.as_deref().serialize(serializer)
+    }
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Arc<Pod>>, D::Error> {
+        Ok(Option::<Pod>::deserialize(deserializer)?.map(Arc::new))
+    }
+}
