@@ -3,8 +3,10 @@
 
 #![allow(unsafe_code)]
 
+pub mod bpf;
 pub mod clock;
 pub mod failpoint;
 pub mod file;
 pub mod netlink;
+pub mod pidfd;
 pub mod socket;
