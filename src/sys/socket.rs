@@ -172,7 +172,8 @@ mod tests {
         assert_eq!(text, "hi");
 
         let many = vec![a.as_fd(); MAX_FDS + 5];
-        let open = || std::fs::read_dir("/proc/self/task/self/fd").or_else(|_| std::fs::read_dir("/proc/self/fd")).unwrap().count();
+        let open =
+            || std::fs::read_dir("/proc/self/task/self/fd").or_else(|_| std::fs::read_dir("/proc/self/fd")).unwrap().count();
         for _ in 0..20 {
             send_with_fds(a.as_fd(), b"x", &many).unwrap();
         }
