@@ -1,1 +1,0 @@
-//! YAML as Kubernetes reads it.
