@@ -1,5 +1,5 @@
 //! A process that was started inside a running container, and streams joined to one.
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use super::RuntimeError;
@@ -31,6 +31,32 @@ impl ExecProcess {
     pub fn resize(&self, _rows: u16, _columns: u16) -> Result<(), RuntimeError> {
         todo!()
     }
+    /// Readable once [`ExecProcess::wait`] would not block: a client polls it beside its terminal.
+    pub fn connection(&self) -> BorrowedFd<'_> {
+        todo!()
+    }
+    /// Takes it apart for another process of ours to own: the agent hands an exec to `coracle
+    /// exec` over its socket (SCM_RIGHTS) and is out of the game, so that the exec and its exit
+    /// code outlive the agent. Nothing is killed by this.
+    pub fn into_parts(self) -> ExecParts {
+        todo!()
+    }
+    /// The other half of [`ExecProcess::into_parts`].
+    pub fn from_parts(_parts: ExecParts) -> ExecProcess {
+        todo!()
+    }
+}
+
+/// An [`ExecProcess`] in transit between two processes.
+#[derive(Debug)]
+pub struct ExecParts {
+    pub pid: i32,
+    /// To the monitor: tells the end, takes signals and sizes.
+    pub connection: OwnedFd,
+    pub stdin: Option<OwnedFd>,
+    pub stdout: Option<OwnedFd>,
+    pub stderr: Option<OwnedFd>,
+    pub pty: Option<OwnedFd>,
 }
 
 /// Streams of a container's main process, copied by the monitor.

@@ -26,7 +26,7 @@ use crate::store::effects::Effects;
 use crate::store::ids::{ContainerId, PodUid};
 
 pub use error::{FailureKind, RuntimeError};
-pub use exec::ExecProcess;
+pub use exec::{ExecParts, ExecProcess};
 pub use run_dir::{mount_run, unmount_run};
 
 /// What the room needs to know of its surroundings.
