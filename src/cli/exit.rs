@@ -105,6 +105,8 @@ impl CliError {
             CliError::NotFound(_) => Exit::NotFound,
             CliError::Refused(failure) => match failure.kind {
                 FailureKind::NotFound => Exit::NotFound,
+                FailureKind::NoProgram => Exit::Passed(127),
+                FailureKind::NotExecutable => Exit::Passed(126),
                 FailureKind::Invalid | FailureKind::Busy | FailureKind::Failed | FailureKind::Other => Exit::Failed,
             },
             CliError::Stdout(e) if e.kind() == io::ErrorKind::BrokenPipe => Exit::Pipe,

@@ -5,6 +5,7 @@
 //! missing has a default, an unknown verb or answer is an error that says so.
 
 use std::error::Error;
+use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -25,8 +26,7 @@ pub enum Ask {
     /// Every pod, then every problem of the manifests directory.
     Pods(PodsAsk),
     Info {},
-    /// Answers `Started` with descriptors, then `Exited`. Meanwhile the client may send
-    /// [`ExecControl`] frames.
+    /// Answers `Started` with descriptors; the process is the client's from then on.
     Exec(ExecAsk),
     Images {},
     Pull {
@@ -54,6 +54,8 @@ pub enum Ask {
 pub struct PodsAsk {
     /// With each pod's manifest as received.
     pub manifests: bool,
+    /// With pids, which the pod's monitor is asked for.
+    pub processes: bool,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -70,14 +72,6 @@ pub struct ExecAsk {
     pub size: Option<(u16, u16)>,
 }
 
-/// What a client may send while its exec runs.
-#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum ExecControl {
-    Resize { rows: u16, columns: u16 },
-    Signal { number: i32 },
-}
-
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Answer {
@@ -85,11 +79,13 @@ pub enum Answer {
     Problem(ProblemView),
     Info(Box<AgentInfo>),
     Image(ImageView),
-    /// Descriptors ride along: the pty's master with a tty, else stdin (if asked for), stdout,
-    /// stderr in this order.
-    Started {},
-    Exited {
-        code: i32,
+    /// Descriptors ride along: the connection to the pod's monitor that tells the end and takes
+    /// signals and sizes, then the pty's master with a tty, else stdin (if asked for), stdout,
+    /// stderr.
+    Started {
+        pid: i32,
+        /// Which of stdin, stdout, stderr, pty came, in this order.
+        streams: Vec<StreamKind>,
     },
     /// A line for stderr.
     Said {
@@ -97,6 +93,15 @@ pub enum Answer {
     },
     End {},
     Error(Failure),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum StreamKind {
+    Stdin,
+    Stdout,
+    Stderr,
+    Pty,
 }
 
 /// An error on its way through the socket: a kind for programs, the chain for people.
@@ -118,6 +123,10 @@ pub enum FailureKind {
     Busy,
     /// It was tried and failed.
     Failed,
+    /// exec: the program is not there (127).
+    NoProgram,
+    /// exec: it is there but cannot be executed (126).
+    NotExecutable,
     /// From a newer peer.
     #[serde(other)]
     Other,
@@ -147,20 +156,45 @@ pub struct PodView {
     pub uid: String,
     pub namespace: String,
     pub name: String,
-    /// `web.yaml document 2`: where it came from; empty once that is gone.
+    /// `web.yaml#2`: where it came from; empty once that is gone.
     pub origin: String,
-    /// Wall-clock nanoseconds.
-    pub created_at: i64,
-    /// When its end was asked for: it shows as Terminating.
-    pub deleted_at: Option<i64>,
-    pub containers: Vec<String>,
-    pub init_containers: Vec<String>,
+    /// RFC 3339; set while it ends: it shows as Terminating.
+    pub deletion: Option<String>,
+    /// Spec order: init containers first.
+    pub containers: Vec<ContainerView>,
     pub status: PodStatus,
     /// Fields not honoured, values clamped: `spec.containers[0].livenessProbe: …`.
     pub warnings: Vec<String>,
+    /// What goes wrong now and is not in the status.
+    pub problems: Vec<String>,
+    /// Pid of its monitor; only when processes were asked for.
+    pub monitor: Option<i32>,
     /// The manifest as received, as JSON; only when it was asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub manifest: Option<Box<RawValue>>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ContainerView {
+    pub name: String,
+    pub init: bool,
+    pub tty: bool,
+    pub stdin: bool,
+    /// None: never attempted.
+    pub current: Option<AttemptView>,
+    pub previous: Option<AttemptView>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct AttemptView {
+    pub id: String,
+    pub number: u32,
+    /// The live log file; rotated ones lie beside it.
+    pub log: PathBuf,
+    pub pid: Option<i32>,
+    pub running: bool,
 }
 
 /// Something wrong that is not one pod's own state: a file that cannot be read, a name twice.
