@@ -31,7 +31,7 @@ impl StoreError {
     /// Sorts an I/O error: "full" is a state of the node that passes, not a fault of the store.
     pub(super) fn io(operation: &'static str, path: impl Into<PathBuf>, source: io::Error) -> StoreError {
         let path = path.into();
-        let full = matches!(source.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded);
+        let full = is_full(&source);
         let source = Arc::new(source);
         if full { StoreError::NoSpace { operation, path, source } } else { StoreError::Io { operation, path, source } }
     }
@@ -39,4 +39,9 @@ impl StoreError {
     pub fn is_no_space(&self) -> bool {
         matches!(self, StoreError::NoSpace { .. })
     }
+}
+
+/// ENOSPC (blocks or inodes) and EDQUOT.
+pub(super) fn is_full(e: &io::Error) -> bool {
+    matches!(e.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }

@@ -6,8 +6,14 @@
 pub mod atomic;
 pub mod effects;
 pub mod error;
+pub mod frame;
+pub mod fs;
 pub mod ids;
+pub mod journal;
+pub mod lock;
+mod lost;
 pub mod pods;
 pub mod records;
+mod reserve;
 
 pub use error::StoreError;

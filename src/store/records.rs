@@ -251,6 +251,36 @@ impl PodsState {
             }
         }
     }
+
+    /// Records that give this state again, and no more than that.
+    pub fn records(&self) -> Vec<Record> {
+        let mut records = Vec::new();
+        for (uid, pod) in &self.pods {
+            let uid = || uid.clone();
+            let (namespace, name) = (pod.namespace.clone(), pod.name.clone());
+            records.push(Record::Admitted { uid: uid(), namespace, name, at: pod.admitted_at });
+            for (name, container) in &pod.containers {
+                for a in &container.attempts {
+                    records.push(Record::Attempt {
+                        uid: uid(),
+                        name: name.clone(),
+                        init: container.init,
+                        attempt: a.number,
+                        id: a.id.clone(),
+                        image: a.image.clone(),
+                        at: a.at,
+                    });
+                    if let Some(exit) = &a.exit {
+                        records.push(Record::Exit { uid: uid(), name: name.clone(), id: a.id.clone(), exit: exit.clone() });
+                    }
+                }
+            }
+            if let Some((phase, reason, message, at)) = pod.finished.clone() {
+                records.push(Record::Finished { uid: uid(), phase, reason, message, at });
+            }
+        }
+        records
+    }
 }
 
 #[cfg(test)]

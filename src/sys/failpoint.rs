@@ -115,8 +115,7 @@ mod armed {
         fn the_list_is_read_whole_or_refused() {
             let armed = parse("a.b.c=error@3; d.e.f=kill,g.h.i=sleep:20,").unwrap();
             let read: Vec<_> = armed.iter().map(|p| (p.name.as_str(), p.action, p.at)).collect();
-            let expected =
-                [("a.b.c", Action::Fail(Errno::EIO), 3), ("d.e.f", Action::Kill, 1), ("g.h.i", Action::Sleep(20), 1)];
+            let expected = [("a.b.c", Action::Fail(Errno::EIO), 3), ("d.e.f", Action::Kill, 1), ("g.h.i", Action::Sleep(20), 1)];
             assert_eq!(read, expected);
             for bad in ["a.b.c", "a.b.c=boom", "a.b.c=error@0", "a.b.c=sleep:x"] {
                 assert_eq!(parse(bad).unwrap_err(), bad);
