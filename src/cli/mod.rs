@@ -17,9 +17,7 @@ use args::{Asked, Body, Verb};
 use exit::{CliError, Exit};
 
 /// Every verb, in the order of the help.
-pub const VERBS: &[&Verb] = &[
-    &version::VERB,
-];
+pub const VERBS: &[&Verb] = &[&version::VERB];
 
 /// Runs one command; returns the process's exit code.
 pub fn run(args: Vec<OsString>) -> i32 {

@@ -18,14 +18,23 @@ pub struct AgentHandle {
 
 /// What can be asked of the planner.
 pub enum Request {
-    Pods { filter: PodFilter, reply: Sender<Vec<PodView>> },
-    Problems { reply: Sender<Vec<Problem>> },
+    Pods {
+        filter: PodFilter,
+        reply: Sender<Vec<PodView>>,
+    },
+    Problems {
+        reply: Sender<Vec<Problem>>,
+    },
     /// End all pods now; answers when they have ended.
-    StopAll { reply: Sender<StopReport> },
+    StopAll {
+        reply: Sender<StopReport>,
+    },
     /// Images came or went: pods that wait for one need not wait longer.
     ImagesChanged,
     /// Image ids and digests that containers were made from.
-    ImagesInUse { reply: Sender<Vec<String>> },
+    ImagesInUse {
+        reply: Sender<Vec<String>>,
+    },
     /// Look at everything again.
     Wake,
     /// Leave; pods stay.

@@ -6,7 +6,7 @@ pub mod env;
 pub mod handle;
 pub mod model;
 pub mod qos;
+pub mod server;
 pub mod source;
 pub mod translate;
 pub mod validate;
-pub mod server;

@@ -70,8 +70,12 @@ impl fmt::Display for Cidr {
 /// `ip` without the bits beyond `prefix`.
 fn masked(ip: IpAddr, prefix: u8) -> IpAddr {
     match ip {
-        IpAddr::V4(ip) => IpAddr::from((u32::from(ip) & u32::MAX.checked_shl(32 - u32::from(prefix.min(32))).unwrap_or(0)).to_be_bytes()),
-        IpAddr::V6(ip) => IpAddr::from((u128::from(ip) & u128::MAX.checked_shl(128 - u32::from(prefix.min(128))).unwrap_or(0)).to_be_bytes()),
+        IpAddr::V4(ip) => {
+            IpAddr::from((u32::from(ip) & u32::MAX.checked_shl(32 - u32::from(prefix.min(32))).unwrap_or(0)).to_be_bytes())
+        }
+        IpAddr::V6(ip) => {
+            IpAddr::from((u128::from(ip) & u128::MAX.checked_shl(128 - u32::from(prefix.min(128))).unwrap_or(0)).to_be_bytes())
+        }
     }
 }
 
@@ -177,7 +181,9 @@ pub enum NetError {
     Exhausted { cidr: Cidr, held: usize },
     #[error("hostPort {port} of pod {pod} belongs to pod {holder} already: use another port, or another hostIP")]
     HostPortTaken { pod: String, port: HostPort, holder: String },
-    #[error("hostPort {port} of pod {pod}: its hostIP is of a family in which pods have no address: use an address of the other family, or give --pod-cidr for both")]
+    #[error(
+        "hostPort {port} of pod {pod}: its hostIP is of a family in which pods have no address: use an address of the other family, or give --pod-cidr for both"
+    )]
     HostPortFamily { pod: String, port: HostPort },
     #[error("pod {pod} wants hostPort {port}, and this kernel cannot do that: {}", .lack.cure)]
     HostPortLack { pod: String, port: HostPort, lack: Lack },

@@ -23,7 +23,9 @@ const KERNEL_HOSTNAME_MAX: usize = 64;
 pub enum TextError {
     #[error("{field} \"{}\" holds white space or a control character: write it without", .value.escape_debug())]
     Unprintable { field: &'static str, value: String },
-    #[error("hostname \"{0}\" has nothing left after it is cut to 63 characters and freed of trailing - and .: choose another name")]
+    #[error(
+        "hostname \"{0}\" has nothing left after it is cut to 63 characters and freed of trailing - and .: choose another name"
+    )]
     EmptyHostname(String),
     #[error("the FQDN {fqdn} is too long: the kernel takes 64 characters, this has {}: shorten hostname or subdomain, or leave setHostnameAsFQDN out", .fqdn.len())]
     FqdnTooLong { fqdn: String },
@@ -188,7 +190,9 @@ pub struct ResolvInput<'a> {
 /// Something that was asked for and is not in the text; a warning of the pod.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DnsProblem {
-    #[error("dnsPolicy ClusterFirst acts as Default: this node knows no cluster DNS; say dnsPolicy: Default, or name servers in dnsConfig")]
+    #[error(
+        "dnsPolicy ClusterFirst acts as Default: this node knows no cluster DNS; say dnsPolicy: Default, or name servers in dnsConfig"
+    )]
     NoClusterDns,
     #[error("only the first 3 nameservers are used, left out: {}", .0.join(" "))]
     Nameservers(Vec<String>),
@@ -446,7 +450,8 @@ mod tests {
         let host = parse_resolv_conf("nameserver 9.9.9.9\nsearch lan\n");
         let cluster = ClusterDns { servers: vec!["10.96.0.10".into()], domain: "cluster.local".into() };
         let with = ResolvInput { cluster: Some(&cluster), ..input(DnsPolicy::ClusterFirst, &host) };
-        let wanted = "search shop.svc.cluster.local svc.cluster.local cluster.local lan\nnameserver 10.96.0.10\noptions ndots:5\n";
+        let wanted =
+            "search shop.svc.cluster.local svc.cluster.local cluster.local lan\nnameserver 10.96.0.10\noptions ndots:5\n";
         assert_eq!(resolv_conf(&with).unwrap(), (wanted.to_owned(), vec![]));
         let host_net = ResolvInput { host_network: true, ..with };
         assert_eq!(resolv_conf(&host_net).unwrap().0, "search lan\nnameserver 9.9.9.9\n");

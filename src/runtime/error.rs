@@ -32,19 +32,42 @@ pub enum RuntimeError {
     #[error("failed to {verb} container {id}: {message}")]
     Start { id: ContainerId, verb: &'static str, kind: FailureKind, message: String },
     #[error("the image's {path} must be a directory, not a link or file: rebuild the image")]
-    RootfsUnsafe { path: PathBuf, #[source] source: io::Error },
+    RootfsUnsafe {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
     #[error("failed to {op} {path}")]
-    Io { op: &'static str, path: PathBuf, #[source] source: io::Error },
+    Io {
+        op: &'static str,
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
     /// The monitor does not answer; it may be blocked by a slow disk. Retry later.
     #[error("the monitor of pod {uid} does not answer to {verb}")]
-    Monitor { uid: PodUid, verb: &'static str, #[source] source: io::Error },
+    Monitor {
+        uid: PodUid,
+        verb: &'static str,
+        #[source]
+        source: io::Error,
+    },
     /// It answered with something that this version cannot use.
     #[error("the monitor of pod {uid} refused {verb}: {message}")]
     Protocol { uid: PodUid, verb: &'static str, message: String },
     #[error("failed to {op} cgroup {path}")]
-    Cgroup { op: &'static str, path: String, #[source] source: super::cgroup::CgroupError },
+    Cgroup {
+        op: &'static str,
+        path: String,
+        #[source]
+        source: super::cgroup::CgroupError,
+    },
     #[error("failed to journal {what}")]
-    Journal { what: String, #[source] source: crate::store::StoreError },
+    Journal {
+        what: String,
+        #[source]
+        source: crate::store::StoreError,
+    },
     #[error("processes of pod {uid} do not end: {left} left in cgroup {path}")]
     WillNotEnd { uid: PodUid, path: String, left: usize },
 }

@@ -99,6 +99,12 @@ pub struct Effects {
     known: Mutex<HashMap<u64, bool>>,
 }
 
+impl std::fmt::Debug for Effects {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Effects").field("path", &self.path).finish_non_exhaustive()
+    }
+}
+
 const INTENT: u16 = 1;
 const DONE: u16 = 2;
 const UNDONE: u16 = 3;

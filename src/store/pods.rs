@@ -65,6 +65,12 @@ pub struct PodStore<F: Fs = Disk> {
     _lock: Option<StoreLock>,
 }
 
+impl<F: Fs> std::fmt::Debug for PodStore<F> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PodStore").field("manifests", &self.manifests).finish_non_exhaustive()
+    }
+}
+
 impl PodStore {
     /// Opens (and first makes) the store under `<state>`; one process at a time may.
     pub fn open(state: &Path) -> Result<(PodStore, PodsState, OpenReport), StoreError> {
@@ -184,13 +190,14 @@ fn kind(record: &Record) -> u16 {
         Record::Exit { .. } => 3,
         Record::Finished { .. } => 4,
         Record::Removed { .. } => 5,
+        Record::Aged { .. } => 6,
     }
 }
 
 fn is_urgent(record: &Record) -> bool {
     match record {
         Record::Exit { .. } | Record::Finished { .. } | Record::Removed { .. } => true,
-        Record::Admitted { .. } | Record::Attempt { .. } => false,
+        Record::Admitted { .. } | Record::Attempt { .. } | Record::Aged { .. } => false,
     }
 }
 

@@ -109,6 +109,11 @@ pub enum Record {
     Removed {
         uid: PodUid,
     },
+    /// Written by compaction alone: how old the pod is, since the records that proved it go.
+    Aged {
+        uid: PodUid,
+        age: Age,
+    },
 }
 
 /// One container's newest attempts, newest last, two at most: the current and the last one.
@@ -134,7 +139,7 @@ pub struct Attempt {
 
 /// How long something has lasted, as far as the journal proves it: the whole of each earlier boot
 /// up to its last record, and this boot since its start.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Age {
     boot: String,
     since: i64,
@@ -249,6 +254,11 @@ impl PodsState {
             Record::Removed { uid } => {
                 self.pods.remove(uid);
             }
+            Record::Aged { uid, age } => {
+                if let Some(pod) = self.pods.get_mut(uid) {
+                    pod.age.clone_from(age);
+                }
+            }
         }
     }
 
@@ -258,7 +268,7 @@ impl PodsState {
         for (uid, pod) in &self.pods {
             let uid = || uid.clone();
             let (namespace, name) = (pod.namespace.clone(), pod.name.clone());
-            records.push(Record::Admitted { uid: uid(), namespace, name, at: pod.admitted_at });
+            records.push(Record::Admitted { uid: uid(), namespace, name, at: pod.admitted_at, stamp: BootStamp::default() });
             for (name, container) in &pod.containers {
                 for a in &container.attempts {
                     records.push(Record::Attempt {
@@ -269,15 +279,21 @@ impl PodsState {
                         id: a.id.clone(),
                         image: a.image.clone(),
                         at: a.at,
+                        stamp: a.stamp.clone(),
+                        sandbox: a.sandbox,
+                        backoff: a.backoff,
                     });
                     if let Some(exit) = &a.exit {
-                        records.push(Record::Exit { uid: uid(), name: name.clone(), id: a.id.clone(), exit: exit.clone() });
+                        let (name, id, stamp) = (name.clone(), a.id.clone(), a.exit_stamp.clone());
+                        records.push(Record::Exit { uid: uid(), name, id, exit: exit.clone(), stamp });
                     }
                 }
             }
             if let Some((phase, reason, message, at)) = pod.finished.clone() {
                 records.push(Record::Finished { uid: uid(), phase, reason, message, at });
             }
+            // Last: the records before it have their stamps, which would make it anew.
+            records.push(Record::Aged { uid: uid(), age: pod.age.clone() });
         }
         records
     }
@@ -304,5 +320,39 @@ mod tests {
         assert_eq!(age.elapsed(&stamp("c", 7)), 337);
         assert_eq!(age.elapsed_since(&stamp("b", 10), &stamp("c", 7)), 27);
         assert_eq!(age.elapsed_since(&stamp("a", 100), &stamp("c", 7)), 7);
+    }
+
+    use proptest::prelude::*;
+
+    fn record() -> impl Strategy<Value = Record> {
+        let uid = prop_oneof!["a", "b"].prop_map(|u| PodUid::parse(&u).unwrap());
+        let name = prop_oneof!["x", "y"].prop_map(|n| n.to_string());
+        let id = (0u8..6).prop_map(|n| ContainerId::parse(&format!("{n:064x}")).unwrap());
+        let stamp = (prop_oneof!["", "b1", "b2"], 0i64..100).prop_map(|(boot, nanos)| BootStamp { boot, nanos });
+        (0u8..5, uid, name, id, stamp, 0i64..100, any::<bool>()).prop_map(|(kind, uid, name, id, stamp, at, init)| match kind {
+            0 => Record::Admitted { uid, namespace: "ns".into(), name, at, stamp },
+            1 => {
+                let (attempt, image, sandbox, backoff) = (at as u32, "i".into(), at, 10);
+                Record::Attempt { uid, name, init, attempt, id, image, at, stamp, sandbox, backoff }
+            }
+            2 => Record::Exit { uid, name, id, exit: ExitRecord { code: at as i32, ..ExitRecord::default() }, stamp },
+            3 => Record::Finished { uid, phase: "Failed".into(), reason: name, message: String::new(), at },
+            _ => Record::Removed { uid },
+        })
+    }
+
+    proptest! {
+        /// Compaction changes nothing, and what is appended behind it adds up as before.
+        #[test]
+        fn a_snapshot_gives_the_same_state(first in prop::collection::vec(record(), 0..40), then in prop::collection::vec(record(), 0..10)) {
+            let mut state = PodsState::default();
+            first.iter().for_each(|r| state.apply(r));
+            let mut again = PodsState::default();
+            state.records().iter().for_each(|r| again.apply(r));
+            prop_assert_eq!(&again, &state);
+            then.iter().for_each(|r| state.apply(r));
+            then.iter().for_each(|r| again.apply(r));
+            prop_assert_eq!(again, state);
+        }
     }
 }
