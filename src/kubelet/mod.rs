@@ -4,6 +4,7 @@ pub mod agent;
 pub mod defaults;
 pub mod env;
 pub mod handle;
+pub mod logs;
 pub mod model;
 pub mod qos;
 pub mod server;
