@@ -8,14 +8,8 @@ use super::model::{DeviceKind, DeviceRule};
 /// For an ordinary container: null, zero, full, tty, random, urandom, pseudo terminals, tun.
 pub fn default_rules() -> Vec<DeviceRule> {
     let any = |kind| DeviceRule { kind, major: None, minor: None, read: false, write: false, mknod: true };
-    let char = |major, minor| DeviceRule {
-        kind: DeviceKind::Char,
-        major: Some(major),
-        minor,
-        read: true,
-        write: true,
-        mknod: true,
-    };
+    let char =
+        |major, minor| DeviceRule { kind: DeviceKind::Char, major: Some(major), minor, read: true, write: true, mknod: true };
     vec![
         any(DeviceKind::Char),
         any(DeviceKind::Block),

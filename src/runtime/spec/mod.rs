@@ -14,6 +14,7 @@ mod host;
 mod mounts;
 mod process;
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use oci_spec::runtime::{
@@ -115,6 +116,11 @@ pub fn container_spec(input: &SpecInput) -> Result<Spec, SpecError> {
     Ok(spec)
 }
 
+/// Names (without `CAP_`) of what the container will hold.
+pub fn granted_capabilities(choice: &CapabilityChoice, privileged: bool, host: &HostFacts) -> BTreeSet<String> {
+    capabilities::granted(choice, privileged, &host.capabilities)
+}
+
 /// A process beside a container's first one: its own argv and terminal, all else as the container's.
 pub fn exec_process(container: &Spec, argv: &[String], tty: bool) -> Result<Process, SpecError> {
     process::exec(container, argv, tty)
@@ -157,11 +163,9 @@ fn namespaces(input: &SpecInput) -> Vec<LinuxNamespace> {
         namespaces.push(of(LinuxNamespaceType::Cgroup, None));
     }
     let pins = &input.pins;
-    for (kind, path) in [
-        (LinuxNamespaceType::Network, &pins.net),
-        (LinuxNamespaceType::Ipc, &pins.ipc),
-        (LinuxNamespaceType::Uts, &pins.uts),
-    ] {
+    for (kind, path) in
+        [(LinuxNamespaceType::Network, &pins.net), (LinuxNamespaceType::Ipc, &pins.ipc), (LinuxNamespaceType::Uts, &pins.uts)]
+    {
         if path.is_some() {
             namespaces.push(of(kind, path.clone()));
         }
