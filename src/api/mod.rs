@@ -2,6 +2,7 @@
 //! honour. What a struct lacks is what this version does not support; `serde_ignored` collects
 //! such fields and a warning names them. k8s-openapi is the oracle for names in tests.
 
+pub mod base64;
 pub mod config;
 pub mod meta;
 pub mod pod;

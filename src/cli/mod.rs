@@ -8,6 +8,8 @@ mod client;
 pub mod exit;
 pub mod help;
 mod table;
+mod agent;
+mod pod;
 mod version;
 
 use std::ffi::OsString;
@@ -17,7 +19,7 @@ use args::{Asked, Body, Verb};
 use exit::{CliError, Exit};
 
 /// Every verb, in the order of the help.
-pub const VERBS: &[&Verb] = &[&version::VERB];
+pub const VERBS: &[&Verb] = &[&agent::VERB, &pod::PLAN, &version::VERB];
 
 /// Runs one command; returns the process's exit code.
 pub fn run(args: Vec<OsString>) -> i32 {

@@ -1,5 +1,7 @@
 //! How others ask the planner: requests over a channel, answered with plain copies. Readers own
 //! nothing and hold no lock; manifests are read from disk in the caller's own thread.
+//!
+//! Invariant: an answer is one moment of the planner's world, never a mix of two.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -8,12 +10,15 @@ use std::time::Duration;
 
 use super::source::{Origin, Problem, Warning};
 use crate::api::status::PodStatus;
+use crate::store::StoreError;
 use crate::store::ids::{ContainerId, PodUid};
+use crate::store::pods::PodStore;
 
 /// A clone may be given to every thread that serves clients.
 #[derive(Clone)]
 pub struct AgentHandle {
     planner: Sender<super::agent::Message>,
+    store: Arc<PodStore>,
 }
 
 /// What can be asked of the planner.
@@ -55,7 +60,7 @@ pub struct PodView {
     pub name: String,
     /// None: it is no longer in the manifests directory.
     pub origin: Option<Origin>,
-    /// Canonical JSON as received, without status; None: unreadable.
+    /// Of a pod that is not stored yet; see [`AgentHandle::manifest`].
     pub raw: Option<Arc<[u8]>>,
     pub status: PodStatus,
     /// RFC 3339; set while it ends because nobody asks for it any more.
@@ -107,8 +112,16 @@ pub enum AskError {
 const ANSWER: Duration = Duration::from_secs(10);
 
 impl AgentHandle {
-    pub fn new(planner: Sender<super::agent::Message>) -> AgentHandle {
-        AgentHandle { planner }
+    pub fn new(planner: Sender<super::agent::Message>, store: Arc<PodStore>) -> AgentHandle {
+        AgentHandle { planner, store }
+    }
+
+    /// A pod's canonical JSON as received, without status; None where it is lost.
+    pub fn manifest(&self, pod: &PodView) -> Result<Option<Vec<u8>>, StoreError> {
+        match &pod.raw {
+            Some(raw) => Ok(Some(raw.to_vec())),
+            None => self.store.load_manifest(&pod.uid),
+        }
     }
 
     /// All pods, by namespace and name.

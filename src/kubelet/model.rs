@@ -89,8 +89,26 @@ pub struct PodState {
     pub containers: BTreeMap<String, ContainerState>,
     pub ending: Option<Ending>,
     pub finished: Option<Finished>,
-    /// The last step for the pod as a whole failed; cleared by the next success.
-    pub failure: Option<Failure>,
+    /// Exits that were told before the report of the step that made their containers.
+    #[serde(skip)]
+    pub early: BTreeMap<ContainerId, ExitRecord>,
+    /// Steps for the pod as a whole that failed; each is cleared by its next success.
+    pub failures: BTreeMap<Step, Failure>,
+}
+
+/// What can be tried again for a pod as a whole; each waits for its own due time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Step {
+    Admit,
+    Volumes,
+    Sandbox,
+    Network,
+    Exit,
+    Signal,
+    Stop,
+    Finish,
+    Collect,
+    Remove,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -115,6 +133,8 @@ pub struct ContainerState {
     /// Older ones that still hold disk space.
     pub stale: Vec<(u32, ContainerId)>,
     pub image: ImageState,
+    /// Delay that the next failed pull gets at least doubled, nanoseconds.
+    pub pull_delay: i64,
     /// The last step for this container failed; cleared by the next success.
     pub failure: Option<Failure>,
 }
@@ -156,7 +176,7 @@ pub struct AttemptState {
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", tag = "state")]
+#[serde(rename_all = "camelCase", tag = "phase")]
 pub enum Phase {
     /// In the journal, not yet in the runtime.
     Journalled,
@@ -194,14 +214,11 @@ pub enum ImageState {
     #[default]
     Unknown,
     Missing,
-    Pulling,
+    /// `last`: why the pull before failed.
+    Pulling { last: Option<Failure> },
     /// Pulled for this attempt (imagePullPolicy Always asks again for each).
-    Ready {
-        attempt: u32,
-    },
-    Failed {
-        failure: Failure,
-    },
+    Ready { attempt: u32 },
+    Failed { failure: Failure },
 }
 
 /// Why and since when a pod is being ended. Once set, it is never taken back.
@@ -263,79 +280,31 @@ impl Failure {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
     /// Journals the pod and keeps its manifest.
-    Admit {
-        uid: PodUid,
-    },
+    Admit { uid: PodUid },
     /// From now on the pod is ending. No effect outside the planner.
-    End {
-        uid: PodUid,
-        ending: Ending,
-    },
+    End { uid: PodUid, ending: Ending },
     /// Makes the volumes, or refreshes them from newer ConfigMaps and Secrets.
-    SetUpVolumes {
-        uid: PodUid,
-        configs: u64,
-    },
-    RunSandbox {
-        uid: PodUid,
-    },
-    Attach {
-        uid: PodUid,
-    },
+    SetUpVolumes { uid: PodUid, configs: u64 },
+    RunSandbox { uid: PodUid },
+    Attach { uid: PodUid },
     /// Ends whatever runs, lets go of network and namespaces; ends its monitor.
-    StopSandbox {
-        uid: PodUid,
-    },
-    Pull {
-        uid: PodUid,
-        container: String,
-        attempt: u32,
-        image: String,
-    },
+    StopSandbox { uid: PodUid },
+    Pull { uid: PodUid, container: String, attempt: u32, image: String },
     /// Journals the attempt (where it is new), then creates it.
-    Create {
-        uid: PodUid,
-        container: String,
-        attempt: NewAttempt,
-    },
-    Start {
-        uid: PodUid,
-        container: String,
-        id: ContainerId,
-    },
+    Create { uid: PodUid, container: String, attempt: NewAttempt },
+    Start { uid: PodUid, container: String, id: ContainerId },
     /// Asks containers to end: each by its own stop signal.
-    Signal {
-        uid: PodUid,
-        targets: Vec<(String, ContainerId)>,
-    },
+    Signal { uid: PodUid, targets: Vec<(String, ContainerId)> },
     /// SIGKILL to everything in their cgroups.
-    Kill {
-        uid: PodUid,
-        targets: Vec<(String, ContainerId)>,
-    },
+    Kill { uid: PodUid, targets: Vec<(String, ContainerId)> },
     /// Journals an exit with its termination message; then its exit file may go.
-    RecordExit {
-        uid: PodUid,
-        container: String,
-        id: ContainerId,
-        exit: ExitRecord,
-    },
+    RecordExit { uid: PodUid, container: String, number: u32, id: ContainerId, exit: ExitRecord },
     /// Removes an old container with its log, layers and links.
-    RemoveContainer {
-        uid: PodUid,
-        container: String,
-        number: u32,
-        id: ContainerId,
-    },
+    RemoveContainer { uid: PodUid, container: String, number: u32, id: ContainerId },
     /// Journals the pod's own end.
-    Finish {
-        uid: PodUid,
-        finished: Finished,
-    },
+    Finish { uid: PodUid, finished: Finished },
     /// Removes all of the pod and journals that.
-    Remove {
-        uid: PodUid,
-    },
+    Remove { uid: PodUid },
 }
 
 /// The attempt to create, with all that its journal record says.
@@ -374,8 +343,9 @@ impl Action {
 
 impl fmt::Display for Action {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let names =
-            |targets: &[(String, ContainerId)]| targets.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(",");
+        let names = |targets: &[(String, ContainerId)]| {
+            targets.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(",")
+        };
         match self {
             Action::Admit { uid } => write!(f, "admit {uid}"),
             Action::End { uid, ending } => write!(f, "end {uid} {:?} grace={}s", ending.why, ending.grace),
@@ -409,38 +379,20 @@ impl fmt::Display for Action {
 pub enum Outcome {
     Done,
     /// Admit: when.
-    Admitted {
-        at: i64,
-    },
-    Sandbox {
-        created_at: i64,
-    },
-    Attached {
-        addresses: Vec<IpAddr>,
-    },
+    Admitted { at: i64 },
+    Sandbox { created_at: i64 },
+    Attached { addresses: Vec<IpAddr> },
     /// Create: the image is not on this node; nothing was journalled.
     ImageMissing,
-    Created {
-        image: String,
-        at: i64,
-    },
+    Created { image: String, at: i64 },
+    /// Create: journalled, then something failed that may work the next time.
+    NotCreated { image: String, at: i64, reason: FailReason, message: String },
     /// Create or Start: it will never run; its exit (StartError) is to be journalled.
-    NotStarted {
-        image: String,
-        at: i64,
-        exit: ExitRecord,
-    },
-    Started {
-        started_at: i64,
-    },
+    NotStarted { image: String, at: i64, exit: ExitRecord },
+    Started { started_at: i64 },
     /// RecordExit: the exit as journalled, message included.
-    Recorded {
-        exit: ExitRecord,
-    },
-    Failed {
-        reason: FailReason,
-        message: String,
-    },
+    Recorded { exit: ExitRecord },
+    Failed { reason: FailReason, message: String },
 }
 
 /// Kinds of failure, each with the kubelet's waiting reason.
@@ -457,6 +409,8 @@ pub enum FailReason {
     RegistryUnavailable,
     InvalidImageName,
     ImageInspect,
+    /// imagePullPolicy Never, and it is not here.
+    NeverPull,
     Kill,
 }
 
@@ -472,6 +426,7 @@ impl FailReason {
             FailReason::RegistryUnavailable => "RegistryUnavailable",
             FailReason::InvalidImageName => "InvalidImageName",
             FailReason::ImageInspect => "ImageInspectError",
+            FailReason::NeverPull => "ErrImageNeverPull",
             FailReason::Kill => "KillContainerError",
         }
     }

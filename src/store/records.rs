@@ -221,6 +221,10 @@ impl PodsState {
                 if container.attempts.iter().any(|a| a.id == *id) {
                     return;
                 }
+                // The same attempt in a sandbox that was made anew: it had not run.
+                if container.attempts.last().is_some_and(|a| a.number == *attempt && a.exit.is_none()) {
+                    container.attempts.pop();
+                }
                 container.attempts.push(Attempt {
                     number: *attempt,
                     id: id.clone(),

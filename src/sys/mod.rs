@@ -5,14 +5,8 @@
 
 pub mod bpf;
 pub mod clock;
-pub mod conntrack;
 pub mod failpoint;
 pub mod file;
 pub mod netlink;
-pub mod netns;
-pub mod nftables;
 pub mod pidfd;
-pub mod rtnl;
 pub mod socket;
-pub mod sysctl;
-pub mod uevent;

@@ -42,10 +42,11 @@ impl Agent for Door {
         for pod in self.handle.pods()? {
             let mut view = view(&pod);
             if ask.manifests {
-                match pod.raw.as_deref().map(manifest) {
+                let stored = self.handle.manifest(&pod).map_err(|e| Failure::of(FailureKind::Failed, &e))?;
+                match stored.as_deref().map(manifest) {
                     Some(Ok(raw)) => view.manifest = Some(raw),
                     Some(Err(e)) => view.problems.push(format!("the stored manifest cannot be read: {e}")),
-                    None => view.problems.push("the stored manifest cannot be read".into()),
+                    None => view.problems.push("the stored manifest is missing".into()),
                 }
             }
             if ask.processes

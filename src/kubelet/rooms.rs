@@ -1,0 +1,214 @@
+//! The rooms of one agent, opened in the order in which they need each other, and what a start
+//! finds in them. Opening makes nothing for pods; recovery believes the kernel first, the store
+//! second.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, UdpSocket};
+use std::path::PathBuf;
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, mpsc};
+
+use super::observe::Found;
+use super::qos::NodeCapacity;
+use super::source::{self, DesiredPod};
+use crate::api::yaml;
+use crate::config::Config;
+use crate::images::model::RegistryConfig;
+use crate::images::{ImageError, Images, ImagesConfig};
+use crate::net::Net;
+use crate::net::model::{NetConfig, NetError};
+use crate::runtime::cgroup::{CgroupError, Cgroups};
+use crate::runtime::model::RuntimeEvent;
+use crate::runtime::spec::HostFacts;
+use crate::runtime::{self, Runtime, RuntimeConfig, RuntimeError};
+use crate::store::StoreError;
+use crate::store::effects::Effects;
+use crate::store::ids::PodUid;
+use crate::store::pods::PodStore;
+use crate::store::records::PodsState;
+use crate::sys::clock;
+use crate::volumes::Volumes;
+use crate::volumes::model::VolumeError;
+
+/// All that effects need. Shared by the workers; nothing in it is decided after the start.
+pub struct Rooms {
+    pub config: Config,
+    pub boot_id: String,
+    pub store: Arc<PodStore>,
+    pub runtime: Runtime,
+    pub net: Net,
+    pub images: Images,
+    pub volumes: Volumes,
+    pub host: HostFacts,
+    pub capacity: NodeCapacity,
+    pub node_ips: Vec<IpAddr>,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    #[error("read this host's {what}")]
+    Host { what: &'static str, source: std::io::Error },
+    #[error("make {}", path.display())]
+    Dir { path: PathBuf, source: std::io::Error },
+    #[error("registries file {}: {why}", path.display())]
+    Registries { path: PathBuf, why: String },
+    #[error("--pod-cidr")]
+    Cidr(#[from] crate::net::model::BadCidr),
+    #[error("open the store")]
+    Store(#[from] StoreError),
+    #[error("open the runtime")]
+    Runtime(#[from] RuntimeError),
+    #[error("open the network")]
+    Net(#[from] NetError),
+    #[error("open the images")]
+    Images(#[from] ImageError),
+    #[error("open the volumes")]
+    Volumes(#[from] VolumeError),
+    #[error("use this host's cgroups")]
+    Cgroups(#[from] CgroupError),
+}
+
+/// What a start found, and what the source may need of it.
+pub struct Start {
+    pub rooms: Rooms,
+    pub found: Found,
+    pub known: Vec<DesiredPod>,
+}
+
+pub fn open(config: Config, events: Sender<RuntimeEvent>) -> Result<Start, OpenError> {
+    for dir in [&config.roots.run, &config.roots.state, &config.roots.kubelet, &config.roots.logs] {
+        std::fs::create_dir_all(dir).map_err(|source| OpenError::Dir { path: dir.clone(), source })?;
+    }
+    let boot_id = clock::boot_id().map_err(|source| OpenError::Host { what: "boot id", source })?;
+    // Its lock comes first: one agent a root.
+    let (store, state, report) = PodStore::open(&config.roots.state)?;
+    if report.cut > 0 || !report.lost.is_empty() || report.unknown > 0 {
+        tracing::warn!(
+            records = report.records,
+            cut_bytes = report.cut,
+            unknown = report.unknown,
+            lost = ?report.lost,
+            "the pods' journal was not whole; what could be read goes on"
+        );
+    }
+    runtime::mount_run(&config.roots.run)?;
+    let (effects, _) = Effects::open(&config.roots.run, &boot_id)?;
+    let effects = Arc::new(effects);
+    let cgroups = Cgroups::detect(&config.cgroup_parent)?;
+    for lack in cgroups.lacks() {
+        tracing::warn!(what = lack.what, effect = lack.effect, cure = lack.cure, "cgroups: this host withholds something");
+    }
+    let runtime = Runtime::open(
+        RuntimeConfig { run: config.roots.run.clone(), cgroups, cgroup_parent: config.cgroup_parent.clone() },
+        Arc::clone(&effects),
+        events,
+    )?;
+    let sandboxes = runtime.recover()?;
+    let cidrs = config.pod_cidrs.iter().map(|text| text.parse()).collect::<Result<Vec<_>, _>>()?;
+    let net_config =
+        NetConfig { instance: config.instance.clone(), cidrs, run: config.roots.run.clone(), mtu: config.mtu };
+    let net = Net::open(net_config, Arc::clone(&effects))?;
+    // A host without a bridge still runs hostNetwork pods; each other pod says why it cannot.
+    if let Err(error) = net.ensure() {
+        tracing::error!(error = %crate::obs::chain(&error), "the pods' network is not whole; it is tried again");
+    }
+    let living: Vec<(String, PathBuf)> = sandboxes
+        .iter()
+        .filter(|s| s.alive)
+        .filter_map(|s| Some((s.uid.as_str().to_owned(), s.pins.net.clone()?)))
+        .collect();
+    let attached = net
+        .recover(&living)?
+        .into_iter()
+        .filter_map(|(uid, attachment)| Some((PodUid::parse(&uid).ok()?, attachment.addresses))) // keys are ours, of `living`
+        .collect();
+    let volumes = Volumes::open(&config.roots.kubelet, Arc::clone(&effects))?;
+    let images = Images::open(images_config(&config)?)?;
+    let (known, manifests) = manifests(&store, &state);
+    let host = HostFacts::observe().map_err(|source| OpenError::Host { what: "capabilities and devices", source })?;
+    let node_ips = if config.node_ips.is_empty() { default_ips() } else { config.node_ips.clone() };
+    let capacity = NodeCapacity {
+        memory: memory().map_err(|source| OpenError::Host { what: "memory", source })?,
+        milli_cpu: std::thread::available_parallelism().map_or(1, |n| n.get() as u64) * 1000,
+        pod_pids_limit: config.pod_pids_limit,
+    };
+    let found = Found { store: state, sandboxes, attached, manifests, boot: boot_id.clone() };
+    let rooms = Rooms { config, boot_id, store: Arc::new(store), runtime, net, images, volumes, host, capacity, node_ips };
+    Ok(Start { rooms, found, known })
+}
+
+fn images_config(config: &Config) -> Result<ImagesConfig, OpenError> {
+    let mut images = ImagesConfig::at(&config.roots.state);
+    if let Some(path) = &config.registries {
+        let bad = |why: String| OpenError::Registries { path: path.clone(), why };
+        let text = crate::store::atomic::read_bounded(path, 1 << 20)?.ok_or_else(|| bad("there is no such file".to_owned()))?;
+        let mut documents = yaml::documents(&text, yaml::Limits::default());
+        if let Some(document) = documents.next() {
+            let (registries, unknown) =
+                document.and_then(|node| node.read::<RegistryConfig>()).map_err(|error| bad(error.to_string()))?;
+            for field in unknown {
+                tracing::warn!(file = %path.display(), field = field.field, "this field of the registries file has no effect");
+            }
+            images.registries = registries;
+        }
+    }
+    Ok(images)
+}
+
+/// Stored pods, for the source and for the planner. One that cannot be read is told and left out:
+/// it can still be ended, and the manifests directory may still have it.
+fn manifests(store: &PodStore, state: &PodsState) -> (Vec<DesiredPod>, BTreeMap<PodUid, Arc<crate::api::pod::Pod>>) {
+    let mut known = Vec::new();
+    let mut pods = BTreeMap::new();
+    for uid in state.pods.keys() {
+        match store.load_manifest(uid) {
+            Ok(Some(raw)) => match source::restore(uid, &raw) {
+                Ok(pod) => {
+                    pods.insert(uid.clone(), Arc::clone(&pod.pod));
+                    known.push(pod);
+                }
+                Err(error) => tracing::error!(pod = %uid, error = %crate::obs::chain(&error), "a stored pod cannot be read"),
+            },
+            Ok(None) => tracing::warn!(pod = %uid, "the manifest of a stored pod is missing"),
+            Err(error) => tracing::error!(pod = %uid, error = %crate::obs::chain(&error), "a stored pod cannot be read"),
+        }
+    }
+    (known, pods)
+}
+
+/// The addresses that this host uses towards others: a connected datagram socket sends nothing.
+fn default_ips() -> Vec<IpAddr> {
+    let source = |local: &str, far: &str| -> std::io::Result<IpAddr> {
+        let socket = UdpSocket::bind(local)?;
+        socket.connect(far)?;
+        Ok(socket.local_addr()?.ip())
+    };
+    // Documentation addresses (RFC 5737, RFC 3849): only the default route leads there. Without
+    // one the family is left out.
+    let found: Vec<IpAddr> =
+        [source("0.0.0.0:0", "192.0.2.1:9"), source("[::]:0", "[2001:db8::1]:9")].into_iter().flatten().collect();
+    if found.is_empty() { vec![IpAddr::from([127, 0, 0, 1])] } else { found }
+}
+
+/// MemTotal in bytes.
+fn memory() -> std::io::Result<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo")?;
+    let kib = text.lines().find_map(|line| line.strip_prefix("MemTotal:")?.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+    kib.map(|kib| kib * 1024).ok_or_else(|| std::io::Error::other("/proc/meminfo has no MemTotal"))
+}
+
+/// A channel for runtime events whose receiver is drained into another channel by `forward`.
+pub fn forward<T: Send + 'static>(
+    name: &'static str,
+    mut deliver: impl FnMut(T) -> bool + Send + 'static,
+) -> std::io::Result<mpsc::Sender<T>> {
+    let (sender, receiver) = mpsc::channel();
+    std::thread::Builder::new().name(name.to_owned()).stack_size(64 * 1024).spawn(move || {
+        for event in receiver {
+            if !deliver(event) {
+                return;
+            }
+        }
+    })?;
+    Ok(sender)
+}

@@ -1,0 +1,3 @@
+//! Status: what is OBSERVED, in the API's words.
+
+pub mod render;
