@@ -9,7 +9,7 @@ use crate::store::ids::PodUid;
 use crate::volumes::model::{Contents, Data};
 
 /// One look at the manifests directory.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct SourceUpdate {
     /// False: pods may be missing here that are still wanted (the directory is gone, unreadable,
     /// another device, or a file broke whose last good version nobody knows). Nothing may end
@@ -37,7 +37,7 @@ pub struct DesiredPod {
     pub warnings: Vec<Warning>,
 }
 
-/// `web.yaml#2`: the second document of a file; an item of a List has its own number too.
+/// `web.yaml#2`: the second document of a file.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Origin {
     /// Name inside the manifests directory.
@@ -101,7 +101,7 @@ impl fmt::Display for Problem {
 }
 
 /// ConfigMaps and Secrets of the manifests, ready to be read by key.
-#[derive(Clone, Default)]
+#[derive(Clone, Default, PartialEq, Eq)]
 pub struct ConfigObjects {
     pub(super) config_maps: BTreeMap<(String, String), Arc<Data>>,
     pub(super) secrets: BTreeMap<(String, String), Arc<SecretData>>,

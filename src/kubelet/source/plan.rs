@@ -1,0 +1,316 @@
+//! What is wanted, from one look at the directory and everything that was known before. Pure.
+//!
+//! Keeps, for each file, the objects of its last good version: a file that breaks changes nothing
+//! until it is mended. Of several that claim one name the one that runs stays, else the first in
+//! glob order wins.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use super::model::{ConfigObjects, DesiredPod, Problem, SourceUpdate};
+use super::object::{self, Body, Contents, Key, Object};
+use crate::api::yaml::{self, Limits, YamlError};
+use crate::store::ids::PodUid;
+
+/// What was found at one file's name.
+pub enum Found {
+    /// Not touched since the last look.
+    Same,
+    /// Somebody is writing it: the last good version stands, without a word.
+    Busy,
+    Text(Vec<u8>),
+    /// It cannot be read, or is no regular file.
+    Unreadable(String),
+}
+
+/// One look. `Err`: the directory cannot be trusted now, and why.
+pub type Look = Result<BTreeMap<String, Found>, String>;
+
+#[derive(Default)]
+struct FileState {
+    /// Objects in effect: the newest version's, and older ones in place of what is broken in it.
+    objects: Vec<Object>,
+    problems: Vec<Problem>,
+    others: Vec<String>,
+    /// Of the text that `objects` were read from.
+    digest: Option<[u8; 32]>,
+}
+
+/// Who holds a name now.
+struct Holder {
+    uid: Option<PodUid>,
+    file: String,
+}
+
+pub struct Desired {
+    node_name: String,
+    files: BTreeMap<String, FileState>,
+    holders: BTreeMap<Key, Holder>,
+    /// Since when each wanted pod is wanted.
+    seen: BTreeMap<PodUid, String>,
+    /// Pods of an earlier life of the agent whose file was not yet looked at.
+    stored: Vec<DesiredPod>,
+    /// Whether the directory was ever seen in this life.
+    looked: bool,
+}
+
+impl Desired {
+    /// `known`: what the store has, the last good versions of files that may be broken now.
+    pub fn new(node_name: String, known: Vec<DesiredPod>) -> Desired {
+        let mut holders = BTreeMap::new();
+        let mut seen = BTreeMap::new();
+        for pod in &known {
+            let meta = &pod.pod.metadata;
+            let key = Key { kind: "Pod", namespace: meta.namespace.clone(), name: meta.name.clone() };
+            holders.insert(key, Holder { uid: Some(pod.uid.clone()), file: pod.origin.file.clone() });
+            if let Some(at) = meta.annotations.get(object::SEEN) {
+                seen.insert(pod.uid.clone(), at.clone());
+            }
+        }
+        Desired { node_name, files: BTreeMap::new(), holders, seen, stored: known, looked: false }
+    }
+
+    /// Whether any pod is wanted, by a file or by the store.
+    pub fn any_pod(&self) -> bool {
+        !self.stored.is_empty() || self.objects().any(|(_, o)| matches!(o.body, Body::Pod(_)))
+    }
+
+    /// Files that are in effect and that a look has not found: the caller looks twice before it
+    /// believes that, since a rename may hide a file from one reading of the directory.
+    pub fn missing<'a>(&'a self, found: &BTreeMap<String, Found>) -> Vec<&'a str> {
+        self.files.iter().filter(|(name, f)| !f.objects.is_empty() && !found.contains_key(*name)).map(|(n, _)| &**n).collect()
+    }
+
+    fn objects(&self) -> impl Iterator<Item = (&String, &Object)> {
+        self.files.iter().flat_map(|(name, file)| file.objects.iter().map(move |object| (name, object)))
+    }
+
+    /// Takes a look in; `now` is RFC 3339.
+    pub fn look(&mut self, look: Look, now: &str) -> SourceUpdate {
+        let found = match look {
+            Ok(found) => found,
+            Err(message) => {
+                let mut update = self.render();
+                update.complete = false;
+                let wanted: BTreeSet<PodUid> = update.pods.iter().map(|p| p.uid.clone()).collect();
+                update.pods.extend(self.stored.iter().filter(|p| !wanted.contains(&p.uid)).cloned());
+                update.problems.insert(0, Problem { message, kept: self.any_pod(), ..Problem::default() });
+                return update;
+            }
+        };
+        let mut old = std::mem::take(&mut self.files);
+        // What stands in no file any more. A broken file that nobody knows may be its new home.
+        let mut leaving = self.stored_objects(|pod| !found.contains_key(&pod.origin.file));
+        leaving.extend(old.iter().filter(|(name, _)| !found.contains_key(*name)).flat_map(|(_, f)| f.objects.iter().cloned()));
+        for (name, found) in found {
+            let before = old.remove(&name);
+            let state = self.file(&name, found, before, &leaving, now);
+            self.files.insert(name, state);
+        }
+        self.looked = true;
+        // What the store knew is now part of some file's state, or gone.
+        self.stored.clear();
+        self.render()
+    }
+
+    fn file(&self, name: &str, found: Found, before: Option<FileState>, leaving: &[Object], now: &str) -> FileState {
+        // The first look in this life: what the store knows of this file was its last good version.
+        let fresh = before.is_none();
+        let mut before = before.unwrap_or_default();
+        if fresh {
+            before.objects = self.stored_objects(|pod| pod.origin.file == name);
+        }
+        let known = |state: &mut FileState| {
+            if state.objects.is_empty() && fresh {
+                // Line 0: these do not stand in this file.
+                state.objects = leaving.iter().map(|o| Object { line: 0, ..o.clone() }).collect();
+            }
+        };
+        match found {
+            Found::Same => before,
+            Found::Busy => {
+                known(&mut before);
+                before
+            }
+            Found::Unreadable(message) => {
+                known(&mut before);
+                broken(before, Problem { file: name.to_owned(), message, ..Problem::default() })
+            }
+            Found::Text(mut text) => {
+                let digest = sha256(&text);
+                if before.digest == Some(digest) {
+                    return before;
+                }
+                let read = self.read(name, &text, now);
+                // It may have held a Secret.
+                text.fill(0);
+                std::hint::black_box(&text);
+                match read {
+                    Ok(contents) => {
+                        if contents.broken.contains(&None) {
+                            known(&mut before);
+                        }
+                        merged(before.objects, contents, digest)
+                    }
+                    Err(problem) => {
+                        known(&mut before);
+                        FileState { digest: Some(digest), ..broken(before, problem) }
+                    }
+                }
+            }
+        }
+    }
+
+    /// The whole file, or the problem that makes all of it unusable.
+    fn read(&self, name: &str, text: &[u8], now: &str) -> Result<Contents, Problem> {
+        let whole = |document: u32, e: YamlError| Problem {
+            file: name.to_owned(),
+            document,
+            line: e.line,
+            column: e.column,
+            field: e.field,
+            message: e.message,
+            ..Problem::default()
+        };
+        if text.iter().all(|b| b.is_ascii_whitespace() || *b == 0) {
+            let why = "the file is empty: write the manifest again, or remove the file";
+            return Err(whole(0, YamlError { line: 0, column: 0, field: String::new(), message: why.to_owned() }));
+        }
+        let seen = |uid: &PodUid| self.seen.get(uid).cloned().unwrap_or_else(|| now.to_owned());
+        let reader = object::Reader { node_name: &self.node_name, file: name, seen: &seen };
+        let mut contents = Contents::default();
+        for (index, tree) in yaml::documents(text, Limits::default()).enumerate() {
+            let number = index as u32 + 1;
+            object::read(&reader, number, tree.map_err(|e| whole(number, e))?, &mut contents);
+        }
+        Ok(contents)
+    }
+
+    fn stored_objects(&self, wanted: impl Fn(&DesiredPod) -> bool) -> Vec<Object> {
+        let stored = self.stored.iter().filter(|pod| wanted(pod));
+        let object = |pod: &DesiredPod| {
+            let meta = &pod.pod.metadata;
+            let key = Key { kind: "Pod", namespace: meta.namespace.clone(), name: meta.name.clone() };
+            Object { key, document: pod.origin.document, line: 0, body: Body::Pod(pod.clone()) }
+        };
+        stored.map(object).collect()
+    }
+
+    /// Settles who holds each name.
+    fn render(&mut self) -> SourceUpdate {
+        let mut claims: BTreeMap<Key, Vec<(&String, &Object)>> = BTreeMap::new();
+        for (file, object) in self.objects() {
+            claims.entry(object.key.clone()).or_default().push((file, object));
+        }
+        let mut pods = Vec::new();
+        let mut configs = ConfigObjects::default();
+        let mut problems: Vec<Problem> = self.files.values().flat_map(|f| f.problems.iter().cloned()).collect();
+        let mut holders = BTreeMap::new();
+        for (key, claims) in claims {
+            let winner = winner(self.holders.get(&key), &claims);
+            let Some(&(file, object)) = claims.get(winner) else { continue };
+            for (at, (loser_file, loser)) in claims.iter().enumerate() {
+                // One that stands in for a broken file's unknown contents: that is told already.
+                if at != winner && loser.line > 0 {
+                    problems.push(lost(&key, (loser_file, loser), (file, object)));
+                }
+            }
+            let uid = match &object.body {
+                Body::Pod(pod) => {
+                    pods.push(pod.clone());
+                    Some(pod.uid.clone())
+                }
+                Body::ConfigMap(data) => {
+                    configs.config_maps.insert((key.namespace.clone(), key.name.clone()), Arc::clone(data));
+                    None
+                }
+                Body::Secret(data) => {
+                    configs.secrets.insert((key.namespace.clone(), key.name.clone()), Arc::clone(data));
+                    None
+                }
+            };
+            holders.insert(key, Holder { uid, file: file.clone() });
+        }
+        problems.sort();
+        if self.looked {
+            self.holders = holders;
+            let seen = |p: &DesiredPod| (p.uid.clone(), p.pod.metadata.annotations.get(object::SEEN).cloned().unwrap_or_default());
+            self.seen = pods.iter().map(seen).collect();
+        }
+        SourceUpdate { complete: self.looked, pods, configs: Arc::new(configs), problems }
+    }
+
+    /// Other known kinds that stand in the directory, with one file each.
+    pub fn others(&self) -> BTreeMap<&str, &str> {
+        let all = self.files.iter().rev();
+        all.flat_map(|(name, file)| file.others.iter().map(move |kind| (&**kind, &**name))).collect()
+    }
+}
+
+/// A version whose text could be read: the old object stands in for each broken one.
+fn merged(known: Vec<Object>, new: Contents, digest: [u8; 32]) -> FileState {
+    let fresh: BTreeSet<&Key> = new.objects.iter().map(|o| &o.key).collect();
+    // A broken object whose name cannot be read may be any that stood here.
+    let nameless = new.broken.contains(&None);
+    let stands = |o: &Object| !fresh.contains(&o.key) && (nameless || new.broken.iter().flatten().any(|key| *key == o.key));
+    let kept: Vec<Object> = known.into_iter().filter(stands).collect();
+    let mut state = FileState { digest: Some(digest), others: new.others, problems: new.problems, objects: new.objects };
+    for problem in &mut state.problems {
+        let meant = |o: &Object| problem.pod.is_empty() || (o.key.kind == "Pod" && problem.pod == o.key.named());
+        problem.kept = kept.iter().any(meant);
+    }
+    state.objects.extend(kept);
+    state
+}
+
+/// A version of which nothing can be read: everything stays as it was.
+fn broken(before: FileState, mut problem: Problem) -> FileState {
+    problem.kept = !before.objects.is_empty();
+    FileState { problems: vec![problem], digest: None, ..before }
+}
+
+/// Index of the claim that holds: the instance that runs, else the file that held the name, else
+/// the first in glob order.
+fn winner(holder: Option<&Holder>, claims: &[(&String, &Object)]) -> usize {
+    let Some(holder) = holder else { return 0 };
+    let uid = |object: &Object| match &object.body {
+        Body::Pod(pod) => Some(pod.uid.clone()),
+        Body::ConfigMap(_) | Body::Secret(_) => None,
+    };
+    let same_file = |claim: &(&String, &Object)| *claim.0 == holder.file;
+    let same_uid = |claim: &(&String, &Object)| holder.uid.is_some() && uid(claim.1) == holder.uid;
+    let by_both = claims.iter().position(|c| same_file(c) && same_uid(c));
+    by_both.or_else(|| claims.iter().position(same_uid)).or_else(|| claims.iter().position(same_file)).unwrap_or(0)
+}
+
+fn lost(key: &Key, (file, loser): (&str, &Object), (winning_file, winner): (&str, &Object)) -> Problem {
+    let name = key.named();
+    let place = |o: &Object| if o.line > 0 { format!(", line {}", o.line) } else { String::new() };
+    let kind = key.kind.to_lowercase();
+    Problem {
+        file: file.to_owned(),
+        document: loser.document,
+        line: loser.line,
+        column: u32::from(loser.line > 0),
+        pod: if key.kind == "Pod" { name.clone() } else { String::new() },
+        field: "metadata.name".to_owned(),
+        message: format!(
+            "{kind} {name} is already defined in {winning_file} (document {}{}), which counts: remove one of the two or rename this one",
+            winner.document,
+            place(winner)
+        ),
+        kept: false,
+    }
+}
+
+fn sha256(bytes: &[u8]) -> [u8; 32] {
+    let mut out = [0; 32];
+    for (to, from) in out.iter_mut().zip(ring::digest::digest(&ring::digest::SHA256, bytes).as_ref()) {
+        *to = *from;
+    }
+    out
+}
+
+#[cfg(test)]
+#[path = "plan_tests.rs"]
+mod tests;
