@@ -10,6 +10,7 @@ pub mod help;
 mod table;
 mod agent;
 mod pod;
+mod unpack;
 mod version;
 
 use std::ffi::OsString;
@@ -19,7 +20,7 @@ use args::{Asked, Body, Verb};
 use exit::{CliError, Exit};
 
 /// Every verb, in the order of the help.
-pub const VERBS: &[&Verb] = &[&agent::VERB, &pod::PLAN, &version::VERB];
+pub const VERBS: &[&Verb] = &[&agent::VERB, &pod::PLAN, &unpack::VERB, &version::VERB];
 
 /// Runs one command; returns the process's exit code.
 pub fn run(args: Vec<OsString>) -> i32 {

@@ -115,8 +115,9 @@ pub struct Limits {
     pub layer_bytes: u64,
     /// Entries of one layer.
     pub layer_entries: u64,
-    /// Unpacked size to compressed size, once over 64 MiB.
+    /// Unpacked size to compressed size, once more than `ratio_floor` bytes came out.
     pub ratio: u64,
+    pub ratio_floor: u64,
     /// A decoder's window; zstd frames that ask for more are refused.
     pub window: u64,
     /// Layers of one image; overlayfs takes 500.
@@ -132,7 +133,8 @@ impl Default for Limits {
         Limits {
             layer_bytes: 16 << 30,
             layer_entries: 2_000_000,
-            ratio: 1_000,
+            ratio: 100,
+            ratio_floor: 1 << 30,
             window: 8 << 20,
             layers: 127,
             stall_seconds: 30,

@@ -4,9 +4,12 @@
 #![allow(unsafe_code)]
 
 pub mod bpf;
+pub mod capability;
 pub mod clock;
+pub mod dir;
 pub mod failpoint;
 pub mod file;
 pub mod netlink;
 pub mod pidfd;
 pub mod socket;
+pub mod xattr;

@@ -1,0 +1,361 @@
+//! The image store on disk:
+//!
+//! ```text
+//! <dir>/journal             records: layers, images, names        (records.rs)
+//! <dir>/blobs/sha256/<hex>  manifests, configs, compressed layers  (kept: a layer can be rebuilt)
+//! <dir>/layers/<n>          unpacked trees, overlay's lower directories
+//! <dir>/staging/            what is being made; <hex>.part are downloads that can be resumed
+//! ```
+//!
+//! Invariant: a recorded blob or layer was synced before its record. What is on disk and not
+//! recorded is removed at start; what is recorded and not on disk is rebuilt or not shown. While
+//! a pull or import holds a [`Lease`] on a digest, nothing removes it. No lock is held over I/O.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use super::digest::{Digest, HashReader};
+use super::error::PullError;
+use super::records::{LayerRecord, Record, State};
+use crate::sys::file;
+
+/// Partial downloads older than this are nobody's any more.
+const PART_AGE: Duration = Duration::from_secs(7 * 24 * 3600);
+
+#[derive(Debug)]
+pub struct Store {
+    dir: PathBuf,
+    shared: Mutex<Shared>,
+    /// A dying digest is gone, or a lease ended.
+    changed: Condvar,
+    next: AtomicU64,
+    writer: Mutex<()>,
+    _lock: nix::fcntl::Flock<File>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    state: State,
+    leases: BTreeMap<Digest, usize>,
+    /// Being removed from disk right now.
+    dying: BTreeSet<Digest>,
+    /// Being made by somebody right now.
+    claims: BTreeSet<Digest>,
+}
+
+/// The right to make one blob or layer; others wait. Ends when dropped.
+#[derive(Debug)]
+pub struct Claim {
+    store: Arc<Store>,
+    digest: Digest,
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        self.store.lock().claims.remove(&self.digest);
+        self.store.changed.notify_all();
+    }
+}
+
+/// Keeps blobs and layers from being removed; ends when dropped.
+#[derive(Debug)]
+pub struct Lease {
+    store: Arc<Store>,
+    digests: Vec<Digest>,
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        let mut shared = self.store.lock();
+        for digest in &self.digests {
+            if let Some(count) = shared.leases.get_mut(digest) {
+                *count -= 1;
+                if *count == 0 {
+                    shared.leases.remove(digest);
+                }
+            }
+        }
+        self.store.changed.notify_all();
+    }
+}
+
+impl Store {
+    pub fn open(dir: &Path) -> Result<Arc<Store>, PullError> {
+        for part in ["", "blobs", "blobs/sha256", "layers", "staging"] {
+            let path = dir.join(part);
+            fs::DirBuilder::new().recursive(true).mode(0o700).create(&path).map_err(PullError::store("make", &path))?;
+        }
+        let path = dir.join("lock");
+        let lock = File::options().create(true).truncate(false).write(true).open(&path);
+        let lock = lock.and_then(file::try_lock).map_err(PullError::store("lock", &path))?;
+        let Some(lock) = lock else {
+            let source = io::Error::new(io::ErrorKind::ResourceBusy, "another coracle agent uses it");
+            return Err(PullError::Store { operation: "lock", path, source });
+        };
+        let state = load(dir)?;
+        let shared = Mutex::new(Shared { state, ..Shared::default() });
+        let store = Store {
+            dir: dir.to_owned(),
+            shared,
+            changed: Condvar::new(),
+            next: AtomicU64::new(1),
+            writer: Mutex::new(()),
+            _lock: lock,
+        };
+        store.clear()?;
+        Ok(Arc::new(store))
+    }
+
+    /// Brings the disk in line with the records: what a crash left between the two goes.
+    fn clear(&self) -> Result<(), PullError> {
+        let state = self.lock().state.clone();
+        let staging = self.staging();
+        for entry in entries(&staging)? {
+            let keep = entry.extension().is_some_and(|e| e == "part") && age(&entry).is_some_and(|age| age < PART_AGE);
+            if !keep {
+                remove(&entry)?;
+            }
+        }
+        let recorded: BTreeSet<u64> = state.layers.values().map(|l| l.dir).collect();
+        let mut top = recorded.last().copied().unwrap_or(0);
+        for entry in entries(&self.dir.join("layers"))? {
+            let number = entry.file_name().and_then(|n| n.to_str()).and_then(|n| n.parse::<u64>().ok());
+            match number {
+                Some(number) if recorded.contains(&number) => {}
+                _ => remove(&entry)?,
+            }
+            top = top.max(number.unwrap_or(0));
+        }
+        self.next.store(top + 1, Ordering::Relaxed);
+        let needed: BTreeSet<String> = state.blobs().iter().map(Digest::hex).collect();
+        for entry in entries(&self.dir.join("blobs/sha256"))? {
+            if !entry.file_name().and_then(|n| n.to_str()).is_some_and(|n| needed.contains(n)) {
+                remove(&entry)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Shared> {
+        // Every change under the lock is whole, so one that panicked left nothing half done.
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Looks something up; `read` must not block.
+    pub fn read<T>(&self, read: impl FnOnce(&State) -> T) -> T {
+        read(&self.lock().state)
+    }
+
+    pub fn staging(&self) -> PathBuf {
+        self.dir.join("staging")
+    }
+
+    /// A name in `staging/` that nobody else has.
+    pub fn staging_dir(&self) -> PathBuf {
+        self.staging().join(format!("unpack-{}", self.fresh()))
+    }
+
+    pub fn fresh(&self) -> u64 {
+        self.next.fetch_add(1, Ordering::Relaxed)
+    }
+
+    pub fn part(&self, digest: &Digest) -> PathBuf {
+        self.staging().join(format!("{}.part", digest.hex()))
+    }
+
+    pub fn blob(&self, digest: &Digest) -> PathBuf {
+        self.dir.join("blobs/sha256").join(digest.hex())
+    }
+
+    pub fn layer(&self, number: u64) -> PathBuf {
+        self.dir.join("layers").join(number.to_string())
+    }
+
+    /// Whether a recorded layer's tree is there; cheap.
+    pub fn has_layer(&self, layer: &LayerRecord) -> bool {
+        self.layer(layer.dir).is_dir()
+    }
+
+    /// A blob of at most `max` bytes, checked against its digest; None: not here, or not what its
+    /// name says (then it is removed).
+    pub fn read_blob(&self, digest: &Digest, max: u64) -> Result<Option<Vec<u8>>, PullError> {
+        let path = self.blob(digest);
+        let file = match File::open(&path) {
+            Ok(file) => file,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(e) => return Err(PullError::store("open", &path)(e)),
+        };
+        let mut reader = HashReader::new(file.take(max + 1));
+        let mut bytes = Vec::new();
+        reader.read_to_end(&mut bytes).map_err(PullError::store("read", &path))?;
+        if bytes.len() as u64 > max || reader.hasher.digest() != *digest {
+            remove(&path)?;
+            return Ok(None);
+        }
+        Ok(Some(bytes))
+    }
+
+    /// Keeps `digests` (blobs or chains) from being removed from now on. Waits for those that are
+    /// just going.
+    pub fn lease(self: &Arc<Store>, digests: impl IntoIterator<Item = Digest>) -> Lease {
+        let digests: Vec<Digest> = digests.into_iter().collect();
+        let mut shared = self.lock();
+        while digests.iter().any(|d| shared.dying.contains(d)) {
+            shared = self.changed.wait(shared).unwrap_or_else(PoisonError::into_inner);
+        }
+        for digest in &digests {
+            *shared.leases.entry(*digest).or_default() += 1;
+        }
+        drop(shared);
+        Lease { store: self.clone(), digests }
+    }
+
+    /// Waits until nobody else makes `digest`. Claims of several layers are taken lowest first: as
+    /// a chain id includes those below it, two images then never wait for each other.
+    pub fn claim(self: &Arc<Store>, digest: Digest) -> Claim {
+        let mut shared = self.lock();
+        while !shared.claims.insert(digest) {
+            shared = self.changed.wait(shared).unwrap_or_else(PoisonError::into_inner);
+        }
+        drop(shared);
+        Claim { store: self.clone(), digest }
+    }
+
+    /// Makes renames in these directories durable.
+    pub fn sync_names(&self) -> Result<(), PullError> {
+        for part in ["layers", "blobs/sha256"] {
+            let path = self.dir.join(part);
+            file::fsync_dir(&path).map_err(PullError::store("sync", &path))?;
+        }
+        Ok(())
+    }
+
+    /// Writes out all data of the store's file system.
+    pub fn sync_data(&self) -> Result<(), PullError> {
+        file::syncfs(&self.dir).map_err(PullError::store("sync", &self.dir))
+    }
+
+    /// Records durably, then shows.
+    pub fn record(&self, records: Vec<Record>) -> Result<(), PullError> {
+        let _turn = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut next = self.lock().state.clone();
+        for record in records {
+            next.apply(record);
+        }
+        save(&self.dir, &next)?;
+        self.lock().state = next;
+        Ok(())
+    }
+
+    /// Removes images without a name, and layers and blobs without an image. Records go first: a
+    /// crash in between leaves files that the next start removes.
+    pub fn sweep(&self) -> Result<(), PullError> {
+        let listed = entries(&self.dir.join("blobs/sha256"))?;
+        let listed: Vec<Digest> =
+            listed.iter().filter_map(|p| p.file_name().and_then(|n| n.to_str()).and_then(Digest::from_hex)).collect();
+        let (records, layers, blobs) = {
+            let mut shared = self.lock();
+            let mut after = shared.state.clone();
+            let mut records = Vec::new();
+            for manifest in after.nameless() {
+                if !shared.leases.contains_key(&manifest) {
+                    records.push(Record::ImageGone { manifest });
+                    after.apply(Record::ImageGone { manifest });
+                }
+            }
+            let mut layers = Vec::new();
+            for chain in after.loose_layers() {
+                if !shared.leases.contains_key(&chain)
+                    && let Some(layer) = after.layers.get(&chain)
+                {
+                    layers.push((chain, layer.dir));
+                    records.push(Record::LayerGone { chain });
+                }
+            }
+            let needed = after.blobs();
+            let gone: Vec<Digest> =
+                listed.into_iter().filter(|d| !needed.contains(d) && !shared.leases.contains_key(d)).collect();
+            shared.dying.extend(layers.iter().map(|(chain, _)| *chain).chain(gone.iter().copied()));
+            (records, layers, gone)
+        };
+        let result = self.remove_all(records, &layers, &blobs);
+        let mut shared = self.lock();
+        for digest in layers.iter().map(|(chain, _)| chain).chain(&blobs) {
+            shared.dying.remove(digest);
+        }
+        drop(shared);
+        self.changed.notify_all();
+        result
+    }
+
+    fn remove_all(&self, records: Vec<Record>, layers: &[(Digest, u64)], blobs: &[Digest]) -> Result<(), PullError> {
+        if !records.is_empty() {
+            self.record(records)?;
+        }
+        for (_, number) in layers {
+            remove(&self.layer(*number))?;
+        }
+        for digest in blobs {
+            remove(&self.blob(digest))?;
+        }
+        Ok(())
+    }
+}
+
+fn entries(dir: &Path) -> Result<Vec<PathBuf>, PullError> {
+    let listing = fs::read_dir(dir).map_err(PullError::store("list", dir))?;
+    listing.map(|entry| entry.map(|e| e.path()).map_err(PullError::store("list", dir))).collect()
+}
+
+fn age(path: &Path) -> Option<Duration> {
+    fs::metadata(path).ok()?.modified().ok()?.elapsed().ok()
+}
+
+/// Removes a file or a whole tree; nothing there is no error.
+pub fn remove(path: &Path) -> Result<(), PullError> {
+    let result = match fs::symlink_metadata(path) {
+        Ok(meta) if meta.is_dir() => fs::remove_dir_all(path),
+        Ok(_) => fs::remove_file(path),
+        Err(e) => Err(e),
+    };
+    match result {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(PullError::store("remove", path)(e)),
+        _ => Ok(()),
+    }
+}
+
+fn load(dir: &Path) -> Result<State, PullError> {
+    let path = dir.join("journal");
+    let text = match fs::read_to_string(&path) {
+        Ok(text) => text,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => String::new(),
+        Err(e) => return Err(PullError::store("read", &path)(e)),
+    };
+    let mut state = State::default();
+    for line in text.lines() {
+        match serde_json::from_str(line) {
+            Ok(record) => state.apply(record),
+            Err(_) => break,
+        }
+    }
+    Ok(state)
+}
+
+fn save(dir: &Path, state: &State) -> Result<(), PullError> {
+    let (path, temp) = (dir.join("journal"), dir.join("journal.new"));
+    let lines: Result<Vec<String>, _> = state.snapshot().iter().map(serde_json::to_string).collect();
+    let lines = lines.map_err(|e| PullError::store("encode", &path)(e.into()))?;
+    let write = || -> io::Result<()> {
+        fs::write(&temp, lines.join("\n"))?;
+        File::open(&temp)?.sync_all()?;
+        fs::rename(&temp, &path)?;
+        file::fsync_dir(dir)
+    };
+    write().map_err(PullError::store("write", &path))
+}
