@@ -7,6 +7,12 @@ pub mod args;
 mod client;
 pub mod exit;
 pub mod help;
+mod images;
+mod info;
+mod inspect;
+mod logs;
+mod pod_row;
+mod pods;
 mod table;
 mod agent;
 mod pod;
@@ -20,7 +26,20 @@ use args::{Asked, Body, Verb};
 use exit::{CliError, Exit};
 
 /// Every verb, in the order of the help.
-pub const VERBS: &[&Verb] = &[&agent::VERB, &pod::PLAN, &unpack::VERB, &version::VERB];
+#[rustfmt::skip]
+pub const VERBS: &[&Verb] = &[
+    &agent::VERB,
+    &pods::VERB,
+    &logs::VERB,
+    &images::IMAGES,
+    &images::PULL,
+    &images::IMPORT,
+    &inspect::VERB,
+    &info::VERB,
+    &pod::PLAN,
+    &unpack::VERB,
+    &version::VERB,
+];
 
 /// Runs one command; returns the process's exit code.
 pub fn run(args: Vec<OsString>) -> i32 {
