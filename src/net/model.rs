@@ -185,6 +185,10 @@ pub enum NetError {
         "hostPort {port} of pod {pod}: its hostIP is of a family in which pods have no address: use an address of the other family, or give --pod-cidr for both"
     )]
     HostPortFamily { pod: String, port: HostPort },
+    #[error("hostPort {port} of pod {pod}: a pod cannot be reached by the node's loopback address (that takes route_localnet, CVE-2020-8558): use an address of the node, or hostNetwork")]
+    HostPortLoopback { pod: String, port: HostPort },
+    #[error("hostPort {port} of pod {pod}: port 0 is none: use 1 to 65535 for hostPort and containerPort")]
+    HostPortZero { pod: String, port: HostPort },
     #[error("pod {pod} wants hostPort {port}, and this kernel cannot do that: {}", .lack.cure)]
     HostPortLack { pod: String, port: HostPort, lack: Lack },
     #[error("this kernel has no {what}: {}", .lack.cure)]

@@ -1,5 +1,39 @@
 //! A blocking netlink socket, and the encoding of netlink messages and attributes.
+//!
+//! One encoder serves route, nf_tables and conntrack messages. Reading takes only the attributes
+//! that we know and never stumbles over a newer kernel's others. Invariant: a request returns
+//! after the kernel has carried it out or refused it, with the kernel's own words (extended acks)
+//! in the error; every message of a transaction is acknowledged or the transaction has failed.
+//!
+//! Sources: netlink(7), rtnetlink(7), Documentation/userspace-api/netlink/intro.rst.
+
 use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use netlink_sys::SocketAddr;
+use nix::errno::Errno;
+use nix::sys::socket::{setsockopt, sockopt};
+
+pub const NLM_F_REQUEST: u16 = 0x1;
+pub const NLM_F_ACK: u16 = 0x4;
+pub const NLM_F_DUMP_INTR: u16 = 0x10;
+pub const NLM_F_DUMP: u16 = 0x300;
+pub const NLM_F_REPLACE: u16 = 0x100;
+pub const NLM_F_EXCL: u16 = 0x200;
+pub const NLM_F_CREATE: u16 = 0x400;
+pub const NLM_F_APPEND: u16 = 0x800;
+
+const NLM_F_CAPPED: u16 = 0x100;
+const NLM_F_ACK_TLVS: u16 = 0x200;
+const NLMSG_ERROR: u16 = 2;
+const NLMSG_DONE: u16 = 3;
+const NLMSG_OVERRUN: u16 = 4;
+const NLMSGERR_ATTR_MSG: u16 = 1;
+const NLA_F_NESTED: u16 = 0x8000;
+const NLA_TYPE_MASK: u16 = 0x3fff;
+const HEADER: usize = 16;
+/// A dump that the kernel's tables outran is read again this often.
+const DUMP_TRIES: u32 = 16;
 
 /// A request that the kernel refused, or that could not be made.
 #[derive(Debug, thiserror::Error)]
@@ -8,4 +42,437 @@ pub struct NetlinkError {
     /// What was asked, and the kernel's own words where it had some.
     pub what: String,
     pub source: io::Error,
+}
+
+impl NetlinkError {
+    fn new(what: impl Into<String>, source: impl Into<io::Error>) -> NetlinkError {
+        NetlinkError { what: what.into(), source: source.into() }
+    }
+    pub fn errno(&self) -> Errno {
+        self.source.raw_os_error().map_or(Errno::UnknownErrno, Errno::from_raw)
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protocol {
+    Route,
+    Netfilter,
+    KobjectUevent,
+}
+
+/// Attributes in the making.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Attrs {
+    bytes: Vec<u8>,
+    /// One of them did not fit into its 16 bit length: the message must not be sent.
+    too_long: bool,
+}
+
+impl Attrs {
+    pub fn new() -> Attrs {
+        Attrs::default()
+    }
+    pub fn bytes(mut self, kind: u16, value: &[u8]) -> Attrs {
+        self.push(kind, value);
+        self
+    }
+    pub fn u8(self, kind: u16, value: u8) -> Attrs {
+        self.bytes(kind, &[value])
+    }
+    /// In the machine's order, as rtnetlink wants it.
+    pub fn u32(self, kind: u16, value: u32) -> Attrs {
+        self.bytes(kind, &value.to_ne_bytes())
+    }
+    /// In network order, as nfnetlink wants it.
+    pub fn be32(self, kind: u16, value: u32) -> Attrs {
+        self.bytes(kind, &value.to_be_bytes())
+    }
+    pub fn be16(self, kind: u16, value: u16) -> Attrs {
+        self.bytes(kind, &value.to_be_bytes())
+    }
+    /// NUL-terminated.
+    pub fn text(self, kind: u16, value: &str) -> Attrs {
+        let mut bytes = value.as_bytes().to_vec();
+        bytes.push(0);
+        self.bytes(kind, &bytes)
+    }
+    pub fn nest(mut self, kind: u16, inner: Attrs) -> Attrs {
+        self.too_long |= inner.too_long;
+        self.push(kind | NLA_F_NESTED, &inner.bytes);
+        self
+    }
+    /// Bytes with a length already known to be right, e.g. a nested message.
+    pub fn raw(mut self, value: &[u8]) -> Attrs {
+        self.bytes.extend_from_slice(value);
+        self
+    }
+    pub fn when(self, condition: bool, then: impl FnOnce(Attrs) -> Attrs) -> Attrs {
+        if condition { then(self) } else { self }
+    }
+    pub fn as_slice(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    fn push(&mut self, kind: u16, value: &[u8]) {
+        let Ok(length) = u16::try_from(value.len() + 4) else {
+            self.too_long = true;
+            return;
+        };
+        self.bytes.extend_from_slice(&length.to_ne_bytes());
+        self.bytes.extend_from_slice(&kind.to_ne_bytes());
+        self.bytes.extend_from_slice(value);
+        self.bytes.resize(self.bytes.len().next_multiple_of(4), 0);
+    }
+}
+
+/// One message: type, flags, the family's fixed header, attributes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Message {
+    kind: u16,
+    flags: u16,
+    fixed: Vec<u8>,
+    attrs: Attrs,
+}
+
+impl Message {
+    /// `fixed` has a multiple of 4 bytes, as all such headers do.
+    pub fn new(kind: u16, flags: u16, fixed: &[u8], attrs: Attrs) -> Message {
+        Message { kind, flags, fixed: fixed.to_vec(), attrs }
+    }
+
+    fn encode(&self, more_flags: u16, sequence: u32, into: &mut Vec<u8>) {
+        let length = (HEADER + self.fixed.len() + self.attrs.bytes.len()) as u32;
+        into.extend_from_slice(&length.to_ne_bytes());
+        into.extend_from_slice(&self.kind.to_ne_bytes());
+        into.extend_from_slice(&(self.flags | NLM_F_REQUEST | more_flags).to_ne_bytes());
+        into.extend_from_slice(&sequence.to_ne_bytes());
+        into.extend_from_slice(&0u32.to_ne_bytes());
+        into.extend_from_slice(&self.fixed);
+        into.extend_from_slice(&self.attrs.bytes);
+    }
+
+    /// Everything but sequence and port, for comparing and hashing.
+    pub fn body(&self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        self.encode(0, 0, &mut bytes);
+        bytes
+    }
+}
+
+/// A message that came from the kernel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reply {
+    pub kind: u16,
+    /// After the netlink header.
+    pub payload: Vec<u8>,
+}
+
+/// Which message of a transaction was refused.
+#[derive(Debug)]
+pub struct BatchError {
+    /// Index into the messages given; None where it concerns all of them.
+    pub message: Option<usize>,
+    pub error: NetlinkError,
+}
+
+#[derive(Debug)]
+pub struct Socket {
+    inner: netlink_sys::Socket,
+    sequence: u32,
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.inner.as_fd()
+    }
+}
+
+impl Socket {
+    /// In the network namespace of the calling thread, for good.
+    pub fn open(protocol: Protocol) -> Result<Socket, NetlinkError> {
+        Socket::bind(protocol, 0)
+    }
+
+    /// A socket that hears the multicast groups of the mask `groups`.
+    pub fn listen(protocol: Protocol, groups: u32) -> Result<Socket, NetlinkError> {
+        let socket = Socket::bind(protocol, groups)?;
+        let what = || format!("{protocol:?} non-blocking");
+        socket.inner.set_non_blocking(true).map_err(|e| NetlinkError::new(what(), e))?;
+        Ok(socket)
+    }
+
+    fn bind(protocol: Protocol, groups: u32) -> Result<Socket, NetlinkError> {
+        let number = match protocol {
+            Protocol::Route => netlink_sys::protocols::NETLINK_ROUTE,
+            Protocol::Netfilter => netlink_sys::protocols::NETLINK_NETFILTER,
+            Protocol::KobjectUevent => netlink_sys::protocols::NETLINK_KOBJECT_UEVENT,
+        };
+        let fail = |e: io::Error| NetlinkError::new(format!("open a {protocol:?} socket"), e);
+        let mut inner = netlink_sys::Socket::new(number).map_err(fail)?;
+        inner.bind(&SocketAddr::new(0, groups)).map_err(fail)?;
+        if protocol != Protocol::KobjectUevent {
+            inner.set_cap_ack(true).map_err(fail)?;
+            inner.set_ext_ack(true).map_err(fail)?;
+        }
+        if protocol == Protocol::Route {
+            // Dumps then honour the filter in their request's header.
+            inner.set_netlink_get_strict_chk(true).map_err(fail)?;
+        }
+        Ok(Socket { inner, sequence: 0 })
+    }
+
+    fn next(&mut self) -> u32 {
+        self.sequence = self.sequence.wrapping_add(1);
+        self.sequence
+    }
+
+    /// Sends one request and waits for the kernel's acknowledgement.
+    pub fn request(&mut self, what: &str, message: &Message) -> Result<(), NetlinkError> {
+        self.exchange(what, message, NLM_F_ACK).map(|_| ())
+    }
+
+    /// Sends one request and returns what came before the acknowledgement.
+    pub fn query(&mut self, what: &str, message: &Message) -> Result<Vec<Reply>, NetlinkError> {
+        self.exchange(what, message, NLM_F_ACK)
+    }
+
+    /// Reads a whole table; a change in the middle of it makes the kernel say so and us read again.
+    pub fn dump(&mut self, what: &str, message: &Message) -> Result<Vec<Reply>, NetlinkError> {
+        for _ in 1..DUMP_TRIES {
+            match self.exchange(what, message, NLM_F_DUMP) {
+                Err(e) if e.errno() == Errno::EINTR => continue,
+                other => return other,
+            }
+        }
+        self.exchange(what, message, NLM_F_DUMP)
+    }
+
+    fn exchange(&mut self, what: &str, message: &Message, flags: u16) -> Result<Vec<Reply>, NetlinkError> {
+        if message.attrs.too_long {
+            return Err(NetlinkError::new(what, Errno::EMSGSIZE));
+        }
+        let sequence = self.next();
+        let mut bytes = Vec::new();
+        message.encode(flags, sequence, &mut bytes);
+        self.send(what, &bytes)?;
+        let (mut replies, mut interrupted) = (Vec::new(), false);
+        loop {
+            let datagram = self.receive(what)?;
+            for (header, payload) in messages(&datagram) {
+                if header.sequence != sequence {
+                    continue;
+                }
+                interrupted |= header.flags & NLM_F_DUMP_INTR != 0;
+                match header.kind {
+                    NLMSG_ERROR => match error_of(what, header.flags, payload) {
+                        None => return Ok(replies),
+                        Some(error) => return Err(error),
+                    },
+                    // A dump may end in an error; it is the first word then.
+                    NLMSG_DONE => match (word(payload, 0), interrupted) {
+                        (Some(code), _) if (code as i32) < 0 => return Err(error_at(what, code as i32, "")),
+                        (_, true) => return Err(NetlinkError::new(what, Errno::EINTR)),
+                        _ => return Ok(replies),
+                    },
+                    NLMSG_OVERRUN => return Err(NetlinkError::new(what, Errno::EOVERFLOW)),
+                    kind => replies.push(Reply { kind, payload: payload.to_vec() }),
+                }
+            }
+        }
+    }
+
+    /// Sends several messages in one piece; the kernel works inside of send, so all answers are
+    /// there when it returns. `acked`: which of them the kernel acknowledges.
+    pub fn batch(&mut self, what: &str, parts: &[(Message, bool)]) -> Result<(), BatchError> {
+        let whole = |error| BatchError { message: None, error };
+        if let Some(at) = parts.iter().position(|(m, _)| m.attrs.too_long) {
+            return Err(BatchError { message: Some(at), error: NetlinkError::new(what, Errno::EMSGSIZE) });
+        }
+        let first = self.sequence.wrapping_add(1);
+        let mut bytes = Vec::new();
+        for (message, acked) in parts {
+            let sequence = self.next();
+            message.encode(if *acked { NLM_F_ACK } else { 0 }, sequence, &mut bytes);
+        }
+        // Ordinary batches fit into the default buffer; a big one asks for room. Where that is
+        // refused, send says EMSGSIZE.
+        if bytes.len() > 100_000 && setsockopt(&self.inner, sockopt::SndBufForce, &(bytes.len() * 2)).is_err() {
+            tracing::debug!(bytes = bytes.len(), "no larger netlink buffer");
+        }
+        self.send(what, &bytes).map_err(whole)?;
+        let mut missing = parts.iter().filter(|(_, acked)| *acked).count();
+        let mut failed: Option<BatchError> = None;
+        while missing > 0 {
+            let datagram = match self.receive_now(what) {
+                Ok(Some(datagram)) => datagram,
+                Ok(None) => break,
+                Err(error) => return Err(whole(error)),
+            };
+            for (header, payload) in messages(&datagram) {
+                let at = header.sequence.wrapping_sub(first) as usize;
+                if header.kind != NLMSG_ERROR || at >= parts.len() {
+                    continue;
+                }
+                match error_of(what, header.flags, payload) {
+                    None => missing = missing.saturating_sub(1),
+                    Some(error) if failed.is_none() => failed = Some(BatchError { message: Some(at), error }),
+                    Some(_) => {}
+                }
+            }
+        }
+        match failed {
+            Some(error) => Err(error),
+            None if missing > 0 => Err(whole(NetlinkError::new(format!("{what}: {missing} unacknowledged"), Errno::ENOMSG))),
+            None => Ok(()),
+        }
+    }
+
+    fn send(&self, what: &str, bytes: &[u8]) -> Result<(), NetlinkError> {
+        loop {
+            match self.inner.send_to(bytes, &SocketAddr::new(0, 0), 0) {
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
+                Err(e) => return Err(NetlinkError::new(what, e)),
+                Ok(_) => return Ok(()),
+            }
+        }
+    }
+
+    fn receive(&self, what: &str) -> Result<Vec<u8>, NetlinkError> {
+        loop {
+            match self.inner.recv_from_full() {
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
+                Err(e) => return Err(NetlinkError::new(what, e)),
+                // Only the kernel has port 0; what others send us is not for us.
+                Ok((_, from)) if from.port_number() != 0 => continue,
+                Ok((bytes, _)) => return Ok(bytes),
+            }
+        }
+    }
+
+    /// One datagram if there is one. ENOBUFS: some were lost.
+    pub fn receive_now(&self, what: &str) -> Result<Option<Vec<u8>>, NetlinkError> {
+        let mut buffer: Vec<u8> = Vec::with_capacity(64 * 1024);
+        loop {
+            buffer.clear();
+            match self.inner.recv_from(&mut buffer, nix::libc::MSG_DONTWAIT) {
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+                Err(e) => return Err(NetlinkError::new(what, e)),
+                Ok((_, from)) if from.port_number() != 0 => continue,
+                Ok(_) => return Ok(Some(buffer)),
+            }
+        }
+    }
+}
+
+/// The parts of nlmsghdr that matter on reading.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Header {
+    pub kind: u16,
+    pub flags: u16,
+    pub sequence: u32,
+}
+
+/// The messages of a datagram; ends at the first malformed one.
+pub fn messages(mut bytes: &[u8]) -> impl Iterator<Item = (Header, &[u8])> {
+    std::iter::from_fn(move || {
+        let length = word(bytes, 0)? as usize;
+        let kind = half(bytes, 4)?;
+        let flags = half(bytes, 6)?;
+        let sequence = word(bytes, 8)?;
+        let payload = bytes.get(HEADER..length)?;
+        bytes = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
+        Some((Header { kind, flags, sequence }, payload))
+    })
+}
+
+/// The attributes in `bytes`, flags taken off their types; ends at the first malformed one.
+pub fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+    std::iter::from_fn(move || {
+        let length = usize::from(half(bytes, 0)?);
+        let kind = half(bytes, 2)? & NLA_TYPE_MASK;
+        let value = bytes.get(4..length)?;
+        bytes = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
+        Some((kind, value))
+    })
+}
+
+/// The first attribute of that type.
+pub fn attribute(bytes: &[u8], kind: u16) -> Option<&[u8]> {
+    attributes(bytes).find(|(k, _)| *k == kind).map(|(_, v)| v)
+}
+
+/// A NUL-terminated text.
+pub fn text(bytes: &[u8]) -> String {
+    let end = bytes.iter().position(|b| *b == 0).unwrap_or(bytes.len());
+    String::from_utf8_lossy(bytes.get(..end).unwrap_or_default()).into_owned()
+}
+
+/// 4 bytes at `at` in the machine's order.
+pub fn word(bytes: &[u8], at: usize) -> Option<u32> {
+    bytes.get(at..at + 4)?.try_into().ok().map(u32::from_ne_bytes)
+}
+
+fn half(bytes: &[u8], at: usize) -> Option<u16> {
+    bytes.get(at..at + 2)?.try_into().ok().map(u16::from_ne_bytes)
+}
+
+/// None: an acknowledgement.
+fn error_of(what: &str, flags: u16, payload: &[u8]) -> Option<NetlinkError> {
+    let code = word(payload, 0).map_or(-nix::libc::EBADMSG, |c| c as i32);
+    if code == 0 {
+        return None;
+    }
+    // Behind the code stands the header of our request, its body only where it was not capped.
+    let request = word(payload, 4).map_or(HEADER, |l| l as usize);
+    let skip = if flags & NLM_F_CAPPED != 0 { HEADER } else { request.next_multiple_of(4) };
+    let said = match flags & NLM_F_ACK_TLVS {
+        0 => String::new(),
+        _ => payload.get(4 + skip..).and_then(|rest| attribute(rest, NLMSGERR_ATTR_MSG)).map(text).unwrap_or_default(),
+    };
+    Some(error_at(what, code, &said))
+}
+
+fn error_at(what: &str, code: i32, said: &str) -> NetlinkError {
+    let what = if said.is_empty() { what.to_owned() } else { format!("{what} ({said})") };
+    NetlinkError::new(what, io::Error::from_raw_os_error(code.wrapping_neg()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn attributes_come_back_as_they_went_in() {
+        let attrs = Attrs::new().u8(1, 7).nest(2, Attrs::new().text(3, "abc").be16(4, 80)).bytes(5, &[]);
+        let read: Vec<_> = attributes(attrs.as_slice()).collect();
+        assert_eq!(read[0], (1, &[7][..]));
+        assert_eq!(read[2], (5, &[][..]));
+        let inner: Vec<_> = attributes(read[1].1).collect();
+        assert_eq!((text(inner[0].1).as_str(), inner[1]), ("abc", (4, &[0, 80][..])));
+    }
+
+    #[test]
+    fn malformed_bytes_end_the_reading_and_nothing_else() {
+        assert_eq!(attributes(&[3, 0, 1, 0, 9]).count(), 0);
+        assert_eq!(attributes(&[200, 0, 1, 0, 9, 9]).count(), 0);
+        assert_eq!(messages(&[255; 40]).count(), 0);
+        assert_eq!(messages(&[4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]).count(), 0);
+    }
+
+    #[test]
+    fn an_attribute_beyond_64_kib_is_refused_before_it_is_sent() {
+        let message = Message::new(0, 0, &[], Attrs::new().nest(1, Attrs::new().bytes(1, &vec![0; 65_532])));
+        let mut socket = Socket::open(Protocol::Route).unwrap();
+        assert_eq!(socket.request("too long", &message).unwrap_err().errno(), Errno::EMSGSIZE);
+    }
+
+    #[test]
+    fn the_kernels_words_are_in_the_error() {
+        // RTM_NEWLINK of a kind that no kernel knows.
+        let info = Attrs::new().text(1, "no-such-kind");
+        let message = Message::new(16, NLM_F_CREATE, &[0; 16], Attrs::new().nest(18, info));
+        let error = Socket::open(Protocol::Route).unwrap().request("make a link", &message).unwrap_err();
+        assert!(error.what.starts_with("make a link (") || error.errno() == Errno::EPERM, "{error:?}");
+    }
 }
