@@ -67,5 +67,10 @@ cross-check: vendor
 			cargo-zigbuild check --locked --quiet --lib --bins --target $$target -Zbuild-std=std,panic_abort && echo "type-checks: $$target"; \
 	done
 
+# A table of min, median and max, beside crun and runc where they can do the same work.
+bench: build
+	@tests/setup bench
+	tests/bench/bench target/coracle --json target/bench.json
+
 fmt:
 	$(CARGO) fmt
