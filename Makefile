@@ -72,5 +72,13 @@ bench: build
 	@tests/setup bench
 	tests/bench/bench target/coracle --json target/bench.json
 
+# Licences, duplicates, sources; advisories where their database can be reached.
+DENY = target/tools/bin/cargo-deny --all-features --exclude-dev --config .cargo/deny.toml check
+deny: vendor
+	@[ -x target/tools/bin/cargo-deny ] || $(CARGO) install --quiet --locked --root target/tools cargo-deny@0.20.2
+	$(DENY) licenses bans sources
+	@$(DENY) advisories 2>target/advisories.log || { grep -q 'failed to fetch advisory' target/advisories.log && \
+		echo "SKIP: the advisory database cannot be reached from here" || { cat target/advisories.log; exit 1; }; }
+
 fmt:
 	$(CARGO) fmt
