@@ -13,6 +13,7 @@ mod inspect;
 mod logs;
 mod pod_row;
 mod pods;
+mod monitor;
 mod table;
 mod agent;
 mod pod;
@@ -37,6 +38,7 @@ pub const VERBS: &[&Verb] = &[
     &inspect::VERB,
     &info::VERB,
     &pod::PLAN,
+    &monitor::VERB,
     &unpack::VERB,
     &version::VERB,
 ];

@@ -62,6 +62,13 @@ pub enum RuntimeError {
         #[source]
         source: super::cgroup::CgroupError,
     },
+    /// The monitor of an exec'd process is gone, and its exit code with it.
+    #[error("lost the connection to process {pid}")]
+    ExecLost {
+        pid: i32,
+        #[source]
+        source: io::Error,
+    },
     #[error("failed to journal {what}")]
     Journal {
         what: String,

@@ -9,15 +9,22 @@
 //! finds what lives, and undoes what is only half there. An exit is never told before it lies in
 //! `<run>/pods/<uid>/exit/<container>`.
 
+mod apply;
 pub mod cgroup;
 pub mod devices;
 pub mod error;
 mod exec;
+mod layout;
+pub mod logs;
 pub mod model;
+pub mod monitor;
+mod observe;
+mod rootfs;
 mod run_dir;
 pub mod seccomp;
 pub mod spec;
 pub mod user;
+mod watch;
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
@@ -43,7 +50,7 @@ pub struct RuntimeConfig {
 /// on that one.
 #[derive(Clone)]
 pub struct Runtime {
-    _inner: Arc<()>,
+    inner: Arc<apply::Inner>,
 }
 
 impl Runtime {
@@ -54,7 +61,7 @@ impl Runtime {
         effects: Arc<Effects>,
         events: mpsc::Sender<model::RuntimeEvent>,
     ) -> Result<Runtime, RuntimeError> {
-        todo!()
+        Ok(Runtime { inner: apply::Inner::open(config, effects, events)? })
     }
 
     /// Finds every sandbox that an earlier agent left: living ones are adopted (`alive`), exits
@@ -62,90 +69,90 @@ impl Runtime {
     /// the exits are those of the exit files, or `ContainerStatusUnknown` with 137. Half-made
     /// sandboxes and containers are undone.
     pub fn recover(&self) -> Result<Vec<model::SandboxState>, RuntimeError> {
-        todo!()
+        self.inner.recover()
     }
 
     /// Makes the pod's cgroups, monitor, namespaces and pins. For a sandbox that lives: its state.
     pub fn run_sandbox(&self, spec: &model::SandboxSpec) -> Result<model::SandboxState, RuntimeError> {
-        todo!()
+        self.inner.run_sandbox(spec)
     }
 
     /// What the monitor says now; None without a sandbox.
     pub fn sandbox(&self, uid: &PodUid) -> Result<Option<model::SandboxState>, RuntimeError> {
-        todo!()
+        self.inner.sandbox(uid)
     }
 
     /// Where the pod's namespaces are pinned, as container specs name them.
     pub fn pins(&self, uid: &PodUid) -> Result<model::Pins, RuntimeError> {
-        todo!()
+        self.inner.pins(uid)
     }
 
     /// Mounts the container's root file system; the path is the mount. Idempotent.
     pub fn prepare_rootfs(&self, uid: &PodUid, id: &ContainerId, rootfs: &model::Rootfs) -> Result<PathBuf, RuntimeError> {
-        todo!()
+        self.inner.prepare_rootfs(uid, id, rootfs)
     }
 
     /// Everything up to the container's first instruction. A failure of its own doing is
     /// [`RuntimeError::Start`]; nothing of it is left then but the rootfs.
     pub fn create_container(&self, spec: &model::ContainerSpec) -> Result<(), RuntimeError> {
-        todo!()
+        self.inner.create_container(spec)
     }
 
     /// Lets it run; returns the wall-clock nanoseconds of its start. A program that cannot be
     /// executed is [`RuntimeError::Start`].
     pub fn start_container(&self, uid: &PodUid, id: &ContainerId) -> Result<i64, RuntimeError> {
-        todo!()
+        self.inner.start_container(uid, id)
     }
 
     /// A signal to the container's main process. One that has ended is no error.
     pub fn signal_container(&self, uid: &PodUid, id: &ContainerId, signal: i32) -> Result<(), RuntimeError> {
-        todo!()
+        self.inner.signal_container(uid, id, signal)
     }
 
     /// SIGKILL to everything in the container's cgroup; works without the monitor's help.
     pub fn kill_container(&self, uid: &PodUid, id: &ContainerId) -> Result<(), RuntimeError> {
-        todo!()
+        self.inner.kill_container(uid, id)
     }
 
     /// The exit is journalled: its file may go.
     pub fn acknowledge_exit(&self, uid: &PodUid, id: &ContainerId) -> Result<(), RuntimeError> {
-        todo!()
+        self.inner.acknowledge_exit(uid, id)
     }
 
     /// Ends it where it still runs; takes away its mounts, cgroup, bundle and exit file. Upper
     /// directories and logs are the caller's. Idempotent.
     pub fn remove_container(&self, uid: &PodUid, id: &ContainerId) -> Result<(), RuntimeError> {
-        todo!()
+        self.inner.remove_container(uid, id)
     }
 
     /// Ends everything of the pod, its monitor too, and leaves nothing of it. Idempotent.
     pub fn remove_sandbox(&self, uid: &PodUid) -> Result<(), RuntimeError> {
-        todo!()
+        self.inner.remove_sandbox(uid)
     }
 
     /// Runs `process` inside the container. Its streams never pass through monitor or agent: the
     /// pipe ends in the result are the caller's, to hand on as it likes.
     pub fn exec(&self, spec: &model::ExecSpec, process: &oci_spec::runtime::Process) -> Result<ExecProcess, RuntimeError> {
-        todo!()
+        self.inner.exec(spec, process)
     }
 
     /// Joins stdin and output of a container that runs. Output is a copy: a reader that is too
     /// slow loses the stream, never the container or its log.
     pub fn attach(&self, uid: &PodUid, id: &ContainerId) -> Result<exec::Attachment, RuntimeError> {
-        todo!()
+        self.inner.attach(uid, id)
     }
 
     /// The size of the terminal of a container with a tty.
     pub fn resize(&self, uid: &PodUid, id: &ContainerId, rows: u16, columns: u16) -> Result<(), RuntimeError> {
-        todo!()
+        self.inner.resize(uid, id, rows, columns)
     }
 
     /// The config.json that the container was made with, for exec.
     pub fn container_spec(&self, uid: &PodUid, id: &ContainerId) -> Result<oci_spec::runtime::Spec, RuntimeError> {
-        todo!()
+        self.inner.container_spec(uid, id)
     }
 
     pub fn run_root(&self) -> &Path {
-        todo!()
+        self.inner.run_root()
     }
 }

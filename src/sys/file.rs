@@ -97,6 +97,11 @@ pub fn open_dir_path(dir: &Path) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
+/// mkdirat(2); a name that is there already, a dangling link too, is EEXIST.
+pub fn make_dir_at(dir: BorrowedFd<'_>, name: &Path, mode: u32) -> io::Result<()> {
+    Ok(nix::sys::stat::mkdirat(Some(dir.as_raw_fd()), name, Mode::from_bits_truncate(mode))?)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,0 +1,12 @@
+//! The runtime room alone: real monitors, real containers, real kernel; under a root of its own.
+//!
+//! Needs root, cgroups, and Debian's busybox-static.
+
+#[path = "runtime/crash.rs"]
+mod crash;
+#[path = "runtime/life.rs"]
+mod life;
+#[path = "runtime/streams.rs"]
+mod streams;
+#[path = "runtime/world.rs"]
+mod world;
