@@ -5,6 +5,7 @@
 
 pub mod args;
 mod client;
+mod exec;
 pub mod exit;
 pub mod help;
 mod images;
@@ -32,6 +33,7 @@ pub const VERBS: &[&Verb] = &[
     &agent::VERB,
     &pods::VERB,
     &logs::VERB,
+    &exec::VERB,
     &images::IMAGES,
     &images::PULL,
     &images::IMPORT,

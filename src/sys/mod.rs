@@ -23,4 +23,5 @@ pub mod signal;
 pub mod socket;
 pub mod xattr;
 pub mod sysctl;
+pub mod tty;
 pub mod uevent;
