@@ -111,11 +111,19 @@ pub fn sync_filesystem(fd: impl AsFd) -> io::Result<()> {
 
 /// The names in a directory, in the kernel's order, without `.` and `..`.
 pub fn names(dir: impl AsFd) -> io::Result<Vec<std::ffi::CString>> {
+    names_up_to(dir, usize::MAX)
+}
+
+/// The first `limit` names: a directory of somebody else's making may hold millions.
+pub fn names_up_to(dir: impl AsFd, limit: usize) -> io::Result<Vec<std::ffi::CString>> {
     let own = open_dir(&dir, ".")?;
     let mut listing = nix::dir::Dir::from(own)?;
     let mut names = Vec::new();
     for entry in listing.iter() {
         let entry = entry?;
+        if names.len() >= limit {
+            break;
+        }
         if !matches!(entry.file_name().to_bytes(), b"." | b"..") {
             names.push(entry.file_name().to_owned());
         }

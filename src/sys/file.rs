@@ -34,6 +34,8 @@ pub enum Resolve {
     Beneath,
     /// Beneath, and any symbolic link is an error (ELOOP).
     BeneathNoSymlinks,
+    /// That, and another mount on the way is an error (EXDEV).
+    BeneathSameMount,
     /// Anywhere, but any symbolic link is an error (ELOOP).
     NoSymlinks,
 }
@@ -46,6 +48,9 @@ pub fn openat2(dir: BorrowedFd<'_>, path: &Path, flags: OFlag, mode: u32, resolv
             Resolve::InRoot => ResolveFlag::RESOLVE_IN_ROOT,
             Resolve::Beneath => ResolveFlag::RESOLVE_BENEATH,
             Resolve::BeneathNoSymlinks => ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_SYMLINKS,
+            Resolve::BeneathSameMount => {
+                ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_SYMLINKS | ResolveFlag::RESOLVE_NO_XDEV
+            }
             Resolve::NoSymlinks => ResolveFlag::RESOLVE_NO_SYMLINKS,
         };
     // The kernel refuses a mode where nothing is created.

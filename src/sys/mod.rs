@@ -12,6 +12,7 @@ pub mod exe;
 pub mod failpoint;
 pub mod file;
 pub mod mount;
+pub mod mount_table;
 pub mod netlink;
 pub mod netns;
 pub mod nftables;
