@@ -114,11 +114,11 @@ pub(super) fn make_dirs<F: Fs>(fs: &F, dir: &Path) -> Result<(), StoreError> {
     let mut at = dir;
     loop {
         match fs.make_dir(at) {
-            Ok(true) => {
+            // Also where it was there: whoever made it may have been killed before this.
+            Ok(_) => {
                 sync_parent(fs, at)?;
                 break;
             }
-            Ok(false) => break,
             Err(e) if e.kind() == io::ErrorKind::NotFound => {
                 missing.push(at.to_owned());
                 at = parent(at).map_err(|_| StoreError::io("make", dir, e))?;

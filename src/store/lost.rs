@@ -54,9 +54,9 @@ pub fn copy_tail<F: Fs>(fs: &F, dir: &Path, path: &Path, file: &F::File, offset:
 /// A free name in `<dir>/lost` for something from `path`; makes room among the older ones.
 fn place<F: Fs>(fs: &F, dir: &Path, path: &Path) -> io::Result<PathBuf> {
     let lost = dir.join("lost");
-    if fs.make_dir(&lost)? {
-        fs.sync_dir(dir)?;
-    }
+    fs.make_dir(&lost)?;
+    // Also where it was there: whoever made it may have been killed before this.
+    fs.sync_dir(dir)?;
     let mut taken: Vec<(u64, std::ffi::OsString)> = Vec::new();
     for name in fs.names(&lost)? {
         let number = name.to_str().and_then(|n| n.rsplit('.').next()).and_then(|n| n.parse().ok());
