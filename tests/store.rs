@@ -6,6 +6,9 @@
 mod crash;
 #[path = "store/kernel.rs"]
 mod kernel;
+#[cfg(feature = "failpoints")]
+#[path = "store/killed.rs"]
+mod killed;
 #[path = "store/model.rs"]
 mod model;
 #[path = "store/points.rs"]

@@ -81,7 +81,7 @@ impl<'a, F: Fs> Scan<'a, F> {
         Scan { fs, file, end, good: 0, seq: None, ahead: Vec::new() }
     }
 
-    pub fn next(&mut self) -> Next {
+    pub fn step(&mut self) -> Next {
         let left = self.end.saturating_sub(self.good);
         if left == 0 {
             return Next::End;
@@ -184,7 +184,7 @@ mod tests {
         let mut scan = Scan::new(&Disk, &file, bytes.len() as u64);
         let mut entries = Vec::new();
         loop {
-            match scan.next() {
+            match scan.step() {
                 Next::Record(entry) => entries.push(entry),
                 Next::End => return (entries, scan.good, true),
                 Next::Bad => return (entries, scan.good, false),

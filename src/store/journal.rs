@@ -158,7 +158,7 @@ impl<F: Fs, S: Fold> Journal<F, S> {
         let mut state = S::default();
         let mut scan = Scan::new(&*self.fs, &file, self.fs.len(&file).map_err(failed)?);
         loop {
-            match scan.next() {
+            match scan.step() {
                 Next::Record(entry) => {
                     state.apply(&entry);
                 }
@@ -250,7 +250,7 @@ impl<F: Fs, S: Fold> Journal<F, S> {
         let (mut state, mut unknown) = (S::default(), Vec::new());
         let mut scan = Scan::new(&*self.fs, &writer.file, writer.len);
         let bad = loop {
-            match scan.next() {
+            match scan.step() {
                 Next::Record(entry) if entry.kind == frame::BASE || state.apply(&entry) => {}
                 Next::Record(entry) => unknown.push(entry),
                 Next::End => break None,
@@ -353,7 +353,7 @@ impl<F: Fs, S: Fold> Journal<F, S> {
         let mut unknown = Vec::new();
         let mut scan = Scan::new(&*self.fs, &file, len);
         let stop = loop {
-            match scan.next() {
+            match scan.step() {
                 Next::Record(entry) if entry.kind == frame::BASE => {}
                 Next::Record(entry) => {
                     found.records += 1;

@@ -14,6 +14,7 @@ pub fn boot_nanos() -> i64 {
 }
 
 /// Both clocks exist on every kernel that we run on (2.6.39), so an error cannot happen; 0 then.
+#[allow(clippy::unnecessary_cast)] // their width differs by target
 fn nanos(clock: ClockId) -> i64 {
     clock_gettime(clock).map_or(0, |t| t.tv_sec() as i64 * 1_000_000_000 + t.tv_nsec() as i64)
 }

@@ -469,6 +469,6 @@ fn pods_workload(seed: u64, lie: Option<Lie>, tally: &mut Tally) {
 #[test]
 fn pod_store_states_after_power_cuts() {
     let mut tally = Tally::default();
-    (0..180).for_each(|seed| pods_workload(seed, None, &mut tally));
+    (0..110).for_each(|seed| pods_workload(seed, None, &mut tally));
     tally.tell("pod store", 40_000);
 }
