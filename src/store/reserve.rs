@@ -39,7 +39,10 @@ impl<F: Fs> Reserve<F> {
         if self.size == 0 || !self.held.swap(false, Ordering::Relaxed) {
             return false;
         }
-        failpoint::hit("store.reserve.release").and_then(|()| self.fs.remove(&self.path)).is_ok()
+        let released = failpoint::hit("store.reserve.release").and_then(|()| self.fs.remove(&self.path)).is_ok();
+        // What could not be let go is still there for the next one who asks.
+        self.held.store(!released, Ordering::Relaxed);
+        released
     }
 
     /// Makes it where it is missing and twice its size stays free. A disk without room for it

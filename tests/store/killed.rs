@@ -34,9 +34,8 @@ fn child() {
     };
     let (mut store, mut effects) = (None, None);
     again(&mut || PodStore::open_sized(&dir.join("state"), SIZES).map(|s| store = Some(s.0)));
-    again(&mut || Effects::open(&dir.join("run"), "boot").map(|e| effects = Some(e.0)));
+    again(&mut || Effects::open(&dir.join("../run"), "boot").map(|e| effects = Some(e.0)));
     let (store, effects) = (store.unwrap(), effects.unwrap());
-    // The other file system: what was told must not need room on the full one.
     let mut told = fs::OpenOptions::new().append(true).open(dir.join("../told")).unwrap();
     again(&mut || store.save_manifest(&uid(1), b"manifest").or_else(|e| if e.is_no_space() { Ok(()) } else { Err(e) }));
     for n in 1..=RECORDS {
@@ -53,33 +52,30 @@ fn child() {
 
 fn run(disk: &Path, point: &str, action: &str, at: u64) -> bool {
     let case = format!("{point}={action}@{at}");
-    let dir = disk.join("case");
-    for sub in ["run", "state"] {
-        fs::create_dir_all(dir.join(sub)).unwrap();
-    }
-    fs::write(disk.join("told"), "").unwrap();
-    fs::write(disk.join("trace"), "").unwrap();
+    // The state lies on the small disk; /run, and what the test itself needs, beside it.
+    let (state, beside) = (disk.join("state"), disk.parent().unwrap());
+    let (run_dir, told, trace) = (beside.join("run"), beside.join("told"), beside.join("trace"));
+    fs::create_dir(&run_dir).unwrap();
+    fs::write(&told, "").unwrap();
+    fs::write(&trace, "").unwrap();
     if point == "store.journal.cut" {
         // Only a journal without fsync is cut in place: one that ends in half a record.
-        drop(Effects::open(&dir.join("run"), "boot").unwrap());
-        let mut journal = fs::OpenOptions::new().append(true).open(dir.join("run/effects.journal")).unwrap();
+        drop(Effects::open(&run_dir, "boot").unwrap());
+        let mut journal = fs::OpenOptions::new().append(true).open(run_dir.join("effects.journal")).unwrap();
         journal.write_all(b"half a rec").unwrap();
     }
     let hog = (point == "store.reserve.release").then(|| {
-        drop(PodStore::open_sized(&dir.join("state"), SIZES).unwrap());
-        // Blocks that the child's own files need are there; those of its records are not.
-        fs::write(disk.join("told"), vec![b'\n'; 8 << 10]).unwrap();
-        drop(Effects::open(&dir.join("run"), "boot").unwrap());
+        drop(PodStore::open_sized(&state, SIZES).unwrap());
         fill(disk)
     });
     let status = Command::new(std::env::current_exe().unwrap())
         .args(["killed::child", "--exact", "--test-threads=1"])
-        .env(CHILD, &dir)
+        .env(CHILD, disk)
         .env("CORACLE_FAILPOINTS", &case)
-        .env("CORACLE_FAILPOINTS_TRACE", disk.join("trace"))
+        .env("CORACLE_FAILPOINTS_TRACE", &trace)
         .output()
         .unwrap();
-    let reached = fs::read_to_string(disk.join("trace")).unwrap().lines().filter(|l| l.ends_with(point)).count() as u64 >= at;
+    let reached = fs::read_to_string(&trace).unwrap().lines().filter(|l| l.ends_with(point)).count() as u64 >= at;
     let killed = status.status.signal() == Some(9);
     let text = String::from_utf8_lossy(&status.stderr).into_owned() + &String::from_utf8_lossy(&status.stdout);
     assert_eq!(killed, reached && action == "kill", "{case}: {}\n{text}", status.status);
@@ -88,8 +84,8 @@ fn run(disk: &Path, point: &str, action: &str, at: u64) -> bool {
         fs::remove_file(hog).unwrap();
     }
 
-    let told = fs::read_to_string(disk.join("told")).unwrap().lines().filter_map(|l| l.parse::<u64>().ok()).last().unwrap_or(0);
-    let (store, pods, report) = PodStore::open_sized(&dir.join("state"), SIZES).unwrap();
+    let told: u64 = fs::read_to_string(&told).unwrap().lines().last().map_or(0, |l| l.parse().unwrap());
+    let (store, pods, report) = PodStore::open_sized(&state, SIZES).unwrap();
     assert!(report.lost.is_empty() || report.cut > 0, "{case}: {report:?}");
     let may_be = |n: u64| {
         let mut state = PodsState::default();
@@ -108,13 +104,14 @@ fn run(disk: &Path, point: &str, action: &str, at: u64) -> bool {
     if let Some(manifest) = store.load_manifest(&uid(1)).unwrap() {
         assert_eq!(manifest, b"manifest", "{case}");
     }
-    let (_, standing) = Effects::open(&dir.join("run"), "boot").unwrap();
+    let (_, standing) = Effects::open(&run_dir, "boot").unwrap();
     let newest = Effect::Link { name: format!("l{told}") };
     assert!(told == 0 || standing.contains(&newest), "{case}: {newest:?} is not in {standing:?}");
     assert!(standing.len() <= 3, "{case}: {standing:?}");
     assert!(!reached || killed || told == RECORDS, "{case}: told {told}");
     drop(store);
-    fs::remove_dir_all(&dir).unwrap();
+    fs::remove_dir_all(&state).unwrap();
+    fs::remove_dir_all(&run_dir).unwrap();
     reached
 }
 
