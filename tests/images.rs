@@ -1,12 +1,16 @@
 //! The images room against the real kernel, with the real unpack child.
 
+#[path = "images/hostile.rs"]
+mod hostile;
+#[path = "images/kit.rs"]
+mod kit;
+#[path = "images/layers.rs"]
+mod layers;
+
 use std::path::Path;
 
-use coracle::images::{Images, ImagesConfig, ImportOptions};
-
-fn config(dir: &Path) -> ImagesConfig {
-    ImagesConfig { program: env!("CARGO_BIN_EXE_coracle").into(), ..ImagesConfig::at(dir) }
-}
+use coracle::images::{Images, ImportOptions};
+use kit::config;
 
 #[test]
 fn the_busybox_recipe_imports_and_survives_a_restart() {

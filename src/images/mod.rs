@@ -13,17 +13,22 @@
 
 pub mod archive;
 mod assemble;
+mod auth;
 pub mod digest;
+mod endpoint;
 mod error;
 mod finish;
 mod import;
 pub mod layer;
 pub mod manifest;
 pub mod model;
+mod pull;
 mod records;
 pub mod reference;
+mod registry;
 mod stage;
 mod store;
+mod transport;
 pub mod unpack;
 
 use std::path::Path;
@@ -47,6 +52,7 @@ pub struct Images {
 struct Inner {
     config: ImagesConfig,
     store: Arc<Store>,
+    flights: pull::Flights,
     cancelled: AtomicBool,
 }
 
@@ -54,7 +60,9 @@ impl Images {
     /// Opens the store: replays its journal, checks the layers that it names and clears staging.
     pub fn open(config: ImagesConfig) -> Result<Images, ImageError> {
         let store = Store::open(&config.dir).map_err(|e| e.into_image(""))?;
-        Ok(Images { inner: Arc::new(Inner { config, store, cancelled: AtomicBool::new(false) }) })
+        Ok(Images {
+            inner: Arc::new(Inner { config, store, flights: pull::Flights::default(), cancelled: AtomicBool::new(false) }),
+        })
     }
 
     /// The image that `reference` (name, digest or image id) means here; None: not present. A layer
@@ -70,9 +78,9 @@ impl Images {
 
     /// Asks the registry what `reference` means now, and fetches and unpacks what is missing.
     /// Pulls of one reference at the same time share one download.
-    pub fn pull(&self, reference: &str, _auth: &[PullAuth]) -> Result<Image, ImageError> {
-        reference::normalize(reference)?;
-        Err(ImageError::NotPresent(reference.to_owned()))
+    pub fn pull(&self, reference: &str, auth: &[PullAuth]) -> Result<Image, ImageError> {
+        let name = reference::normalize(reference)?;
+        self.inner.flights.share(&name, auth, || self.pull_now(&name, auth).map_err(|e| e.into_image(reference)))
     }
 
     /// Takes in an OCI layout (directory or tar) or a docker archive, gzipped or not, and pins it.

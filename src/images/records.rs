@@ -9,6 +9,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 
 use super::digest::Digest;
+use crate::store::frame::Entry;
+use crate::store::journal::Fold;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LayerRecord {
@@ -63,6 +65,35 @@ pub enum Record {
     NameGone {
         name: String,
     },
+}
+
+/// A record as the journal keeps it. The number of each kind is for ever.
+pub fn entry(record: &Record) -> Result<Entry, serde_json::Error> {
+    let kind = match record {
+        Record::Layer { .. } => 1,
+        Record::LayerGone { .. } => 2,
+        Record::Image { .. } => 3,
+        Record::ImageGone { .. } => 4,
+        Record::Name { .. } => 5,
+        Record::NameGone { .. } => 6,
+    };
+    Ok(Entry { kind, version: 1, payload: serde_json::to_vec(record)? })
+}
+
+impl Fold for State {
+    fn apply(&mut self, entry: &Entry) -> bool {
+        match serde_json::from_slice::<Record>(&entry.payload) {
+            Ok(record) => {
+                State::apply(self, record);
+                true
+            }
+            Err(_) => false,
+        }
+    }
+
+    fn snapshot(&self) -> Result<Vec<Entry>, serde_json::Error> {
+        State::snapshot(self).iter().map(entry).collect()
+    }
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

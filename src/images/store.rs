@@ -22,21 +22,29 @@ use std::time::Duration;
 
 use super::digest::{Digest, HashReader};
 use super::error::PullError;
-use super::records::{LayerRecord, Record, State};
+use super::records::{LayerRecord, Record, State, entry};
+use crate::store::frame::Entry;
+use crate::store::fs::Disk;
+use crate::store::journal::{Journal, Options};
 use crate::sys::file;
 
 /// Partial downloads older than this are nobody's any more.
 const PART_AGE: Duration = Duration::from_secs(7 * 24 * 3600);
 
-#[derive(Debug)]
 pub struct Store {
     dir: PathBuf,
     shared: Mutex<Shared>,
     /// A dying digest is gone, or a lease ended.
     changed: Condvar,
     next: AtomicU64,
-    writer: Mutex<()>,
+    journal: Journal<Disk, State>,
     _lock: nix::fcntl::Flock<File>,
+}
+
+impl std::fmt::Debug for Store {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Store").field("dir", &self.dir).finish_non_exhaustive()
+    }
 }
 
 #[derive(Debug, Default)]
@@ -98,16 +106,13 @@ impl Store {
             let source = io::Error::new(io::ErrorKind::ResourceBusy, "another coracle agent uses it");
             return Err(PullError::Store { operation: "lock", path, source });
         };
-        let state = load(dir)?;
+        let options = Options { durable: true, floor: 256 << 10, step: 64 << 10, room: Box::new(|| false) };
+        let (journal, state, found) = Journal::open(Arc::new(Disk), dir, "journal", options)?;
+        if found.cut > 0 || !found.lost.is_empty() {
+            tracing::warn!(bytes = found.cut, lost = ?found.lost, "the image store's journal ended in a broken record, which was set aside");
+        }
         let shared = Mutex::new(Shared { state, ..Shared::default() });
-        let store = Store {
-            dir: dir.to_owned(),
-            shared,
-            changed: Condvar::new(),
-            next: AtomicU64::new(1),
-            writer: Mutex::new(()),
-            _lock: lock,
-        };
+        let store = Store { dir: dir.to_owned(), shared, changed: Condvar::new(), next: AtomicU64::new(1), journal, _lock: lock };
         store.clear()?;
         Ok(Arc::new(store))
     }
@@ -243,13 +248,11 @@ impl Store {
 
     /// Records durably, then shows.
     pub fn record(&self, records: Vec<Record>) -> Result<(), PullError> {
-        let _turn = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut next = self.lock().state.clone();
-        for record in records {
-            next.apply(record);
-        }
-        save(&self.dir, &next)?;
-        self.lock().state = next;
+        let entries: Result<Vec<Entry>, _> = records.iter().map(entry).collect();
+        let entries = entries.map_err(|e| PullError::store("encode a record for", &self.dir)(e.into()))?;
+        self.journal.append(entries, false)?;
+        let mut shared = self.lock();
+        records.into_iter().for_each(|record| shared.state.apply(record));
         Ok(())
     }
 
@@ -328,34 +331,4 @@ pub fn remove(path: &Path) -> Result<(), PullError> {
         Err(e) if e.kind() != io::ErrorKind::NotFound => Err(PullError::store("remove", path)(e)),
         _ => Ok(()),
     }
-}
-
-fn load(dir: &Path) -> Result<State, PullError> {
-    let path = dir.join("journal");
-    let text = match fs::read_to_string(&path) {
-        Ok(text) => text,
-        Err(e) if e.kind() == io::ErrorKind::NotFound => String::new(),
-        Err(e) => return Err(PullError::store("read", &path)(e)),
-    };
-    let mut state = State::default();
-    for line in text.lines() {
-        match serde_json::from_str(line) {
-            Ok(record) => state.apply(record),
-            Err(_) => break,
-        }
-    }
-    Ok(state)
-}
-
-fn save(dir: &Path, state: &State) -> Result<(), PullError> {
-    let (path, temp) = (dir.join("journal"), dir.join("journal.new"));
-    let lines: Result<Vec<String>, _> = state.snapshot().iter().map(serde_json::to_string).collect();
-    let lines = lines.map_err(|e| PullError::store("encode", &path)(e.into()))?;
-    let write = || -> io::Result<()> {
-        fs::write(&temp, lines.join("\n"))?;
-        File::open(&temp)?.sync_all()?;
-        fs::rename(&temp, &path)?;
-        file::fsync_dir(dir)
-    };
-    write().map_err(PullError::store("write", &path))
 }
