@@ -4,6 +4,7 @@
 //! body. The parser and the help read nothing else.
 
 pub mod args;
+mod check;
 mod client;
 mod exec;
 pub mod exit;
@@ -39,6 +40,7 @@ pub const VERBS: &[&Verb] = &[
     &images::IMPORT,
     &inspect::VERB,
     &info::VERB,
+    &check::VERB,
     &pod::PLAN,
     &monitor::VERB,
     &unpack::VERB,

@@ -42,6 +42,7 @@ use leases::{Lease, Leases};
 use model::{AttachRequest, Attachment, Cidr, Feature, Lack, NetConfig, NetError};
 use plan::{Holding, Names};
 use pod::PodLink;
+pub use lacks::probe;
 pub use watch::Watch;
 
 /// The front door; cheap to clone, every call may come from any thread.
