@@ -28,10 +28,10 @@ pub fn carry_out(
             let effect = Effect::Link { name: bridge.to_owned() };
             journal(effects.intent(&effect))?;
             reached("net.ensure.intent", bridge)?;
-            rtnl::create_bridge(socket, bridge, *mac, *mtu).map_err(kernel("make the bridge"))?;
+            rtnl::create_bridge(socket, bridge, *mac).map_err(kernel("make the bridge"))?;
             reached("net.ensure.bridge", bridge)?;
             if let Some(link) = rtnl::link(socket, bridge).map_err(kernel("look at the bridge"))? {
-                let up = Change { alias: Some(&names.bridge_alias), up: true, ..Change::default() };
+                let up = Change { alias: Some(&names.bridge_alias), up: true, mtu: Some(*mtu), ..Change::default() };
                 rtnl::change(socket, bridge, link.index, &up).map_err(kernel("bring up the bridge"))?;
             }
             journal(effects.done(&effect))?;

@@ -63,7 +63,7 @@ pub fn probe() -> Result<Vec<Lack>, NetError> {
 fn probe_inside(ipv6: bool) -> io::Result<Vec<Lack>> {
     let mut lacks = Vec::new();
     let mut route = rtnl::open().map_err(|e| e.source)?;
-    if let Err(e) = rtnl::create_bridge(&mut route, "probe0", [0x0a, 0x58, 0, 0, 0, 1], 1500) {
+    if let Err(e) = rtnl::create_bridge(&mut route, "probe0", [0x0a, 0x58, 0, 0, 0, 1]) {
         lacks.push(lack(Feature::Bridge, words(&e)));
     }
     let own = std::fs::File::open("/proc/thread-self/ns/net")?;

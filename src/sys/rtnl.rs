@@ -170,11 +170,12 @@ fn parse_link(payload: &[u8]) -> Option<Link> {
     Some(link)
 }
 
-/// A bridge, still down. Its address is set, so that it does not follow its ports'.
-pub fn create_bridge(socket: &mut Socket, name: &str, mac: Mac, mtu: u32) -> Result<(), NetlinkError> {
+/// A bridge, still down. Its address is set, so that it does not follow its ports'; so must its
+/// MTU be, by a change after the making: one given here would follow the ports' all the same.
+pub fn create_bridge(socket: &mut Socket, name: &str, mac: Mac) -> Result<(), NetlinkError> {
     let data = Attrs::new().u8(IFLA_BR_MCAST_SNOOPING, 0);
     let info = Attrs::new().text(IFLA_INFO_KIND, "bridge").nest(IFLA_INFO_DATA, data);
-    let attrs = Attrs::new().text(IFLA_IFNAME, name).bytes(IFLA_ADDRESS, &mac).u32(IFLA_MTU, mtu).nest(IFLA_LINKINFO, info);
+    let attrs = Attrs::new().text(IFLA_IFNAME, name).bytes(IFLA_ADDRESS, &mac).nest(IFLA_LINKINFO, info);
     let message = Message::new(RTM_NEWLINK, NLM_F_CREATE | NLM_F_EXCL, &ifinfo(0, 0, 0), attrs);
     socket.request(&format!("create bridge {name}"), &message)
 }
