@@ -272,6 +272,7 @@ impl Inner {
             return Ok(bridge);
         }
         self.ensure_host()?;
+        self.ensure_tables()?;
         rtnl::link(socket, &self.names.bridge).map_err(look)?.ok_or_else(|| NetError::Io {
             operation: "find the bridge",
             object: self.names.bridge.clone(),

@@ -6,6 +6,7 @@
 //! made link is never used: `attach` finds all as it should be, or deletes the pair and begins anew.
 
 use std::io;
+use std::time::Duration;
 
 use nix::errno::Errno;
 
@@ -16,7 +17,7 @@ use super::model::{Cidr, Feature, NetError};
 use super::observe::{self, POD_LINK};
 use super::plan::{self, Names, mac_of};
 use crate::store::effects::{Effect, Effects};
-use crate::sys::netlink::Socket;
+use crate::sys::netlink::{NetlinkError, Socket};
 use crate::sys::rtnl::{self, Change, Veth};
 use crate::sys::{netns, sysctl};
 
@@ -29,7 +30,7 @@ pub struct PodLink<'a> {
 }
 
 impl PodLink<'_> {
-    fn kernel(&self, operation: &'static str) -> impl Fn(crate::sys::netlink::NetlinkError) -> NetError {
+    fn kernel(&self, operation: &'static str) -> impl Fn(NetlinkError) -> NetError {
         let object = format!("pod {}", self.lease.pod);
         move |source| match source.errno() {
             // What `ip link add` calls an unknown device type.
@@ -104,6 +105,7 @@ impl PodLink<'_> {
         reached("net.attach.neighbour", &lease.pod)?;
         self.make_inside(&mut inside)?;
         reached("net.attach.inside", &lease.pod)?;
+        self.wait_until_ready(socket, &mut inside)?;
         journal(effects.done(&effect))?;
         Ok(bridge.mtu)
     }
@@ -132,6 +134,39 @@ impl PodLink<'_> {
         Ok(())
     }
 
+    /// Until packets pass both ways: what comes before is dropped without a word, and the first
+    /// packet of a pod is a name lookup that waits 5 s for an answer.
+    fn wait_until_ready(&self, host: &mut Socket, inside: &mut Socket) -> Result<(), NetError> {
+        let name = self.names.veth(&self.lease.uid);
+        let ready = |socket: &mut Socket, name: &str| Ok(rtnl::link(socket, name)?.is_some_and(|l| l.ready));
+        self.wait("the carrier", || ready(host, &name))?;
+        self.wait("the carrier", || ready(inside, POD_LINK))?;
+        // The first port gives the bridge its carrier.
+        self.wait("the bridge's carrier", || ready(host, &self.names.bridge))?;
+        for ip in &self.lease.addresses {
+            self.wait("the address", || rtnl::is_local(inside, *ip))?;
+        }
+        for cidr in self.cidrs {
+            self.wait("the gateway's address", || rtnl::is_local(host, gateway(*cidr)))?;
+        }
+        Ok(())
+    }
+
+    /// Newer kernels finish what they have put off when they are asked; others take a moment.
+    fn wait(&self, what: &str, mut is_there: impl FnMut() -> Result<bool, NetlinkError>) -> Result<(), NetError> {
+        let (mut pause, mut waited) = (Duration::from_micros(200), Duration::ZERO);
+        while !is_there().map_err(self.kernel("look at the link of"))? {
+            if waited > LINK_WATCH {
+                let object = format!("{what} of pod {}", self.lease.pod);
+                return Err(NetError::Io { operation: "wait for", object, source: Errno::ETIMEDOUT.into() });
+            }
+            std::thread::sleep(pause);
+            waited += pause;
+            pause = (pause * 2).min(Duration::from_millis(20));
+        }
+        Ok(())
+    }
+
     /// Takes link and neighbour entries away. Nothing happens where there are none.
     pub fn unmake(&self, socket: &mut Socket, effects: &Effects) -> Result<(), NetError> {
         let name = self.names.veth(&self.lease.uid);
@@ -153,6 +188,8 @@ impl PodLink<'_> {
     }
 }
 
+/// The kernel looks after carriers once a second at the latest.
+const LINK_WATCH: Duration = Duration::from_secs(3);
 const MAKE: &str = "make the link of";
 
 fn has_ipv6(cidrs: &[Cidr]) -> bool {
@@ -160,7 +197,7 @@ fn has_ipv6(cidrs: &[Cidr]) -> bool {
 }
 
 /// Runs inside the pod's namespace: parameters, and a socket that stays there.
-fn prepare_namespace() -> io::Result<Result<Socket, crate::sys::netlink::NetlinkError>> {
+fn prepare_namespace() -> io::Result<Result<Socket, NetlinkError>> {
     for (name, value) in plan::POD_SYSCTLS {
         match sysctl::write(name, value) {
             // This kernel has no IPv6, or not this parameter.

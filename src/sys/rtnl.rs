@@ -27,6 +27,7 @@ const IFLA_IFNAME: u16 = 3;
 const IFLA_MTU: u16 = 4;
 const IFLA_LINK: u16 = 5;
 const IFLA_MASTER: u16 = 10;
+const IFLA_OPERSTATE: u16 = 16;
 const IFLA_LINKINFO: u16 = 18;
 const IFLA_IFALIAS: u16 = 20;
 const IFLA_AF_SPEC: u16 = 26;
@@ -39,14 +40,18 @@ const IFLA_INET6_ADDR_GEN_MODE: u16 = 8;
 const IN6_ADDR_GEN_MODE_NONE: u8 = 1;
 const VETH_INFO_PEER: u16 = 1;
 const IFLA_BR_MCAST_SNOOPING: u16 = 23;
+const IFLA_BRPORT_STATE: u16 = 1;
 const IFLA_BRPORT_MODE: u16 = 4;
 const IFLA_BRPORT_LEARNING: u16 = 8;
 const IFLA_BRPORT_ISOLATED: u16 = 33;
+const BR_STATE_FORWARDING: u8 = 3;
+const IF_OPER_UP: u8 = 6;
 const IFF_UP: u32 = 1;
 const IFA_ADDRESS: u16 = 1;
 const IFA_LOCAL: u16 = 2;
 const IFA_FLAGS: u16 = 8;
 const IFA_F_NODAD: u32 = 2;
+const RTA_DST: u16 = 1;
 const RTA_OIF: u16 = 4;
 const RTA_GATEWAY: u16 = 5;
 const RTA_MULTIPATH: u16 = 9;
@@ -55,6 +60,7 @@ const RTNH_F_ONLINK: u32 = 4;
 const RT_TABLE_MAIN: u8 = 254;
 const RTPROT_STATIC: u8 = 4;
 const RTN_UNICAST: u8 = 1;
+const RTN_LOCAL: u8 = 2;
 const NDA_DST: u16 = 1;
 const NDA_LLADDR: u16 = 2;
 const NUD_NOARP: u16 = 0x40;
@@ -76,6 +82,9 @@ pub struct Link {
     pub alias: String,
     pub mtu: u32,
     pub up: bool,
+    /// Packets pass: the kernel's link watch has seen the carrier, and a port forwards. It runs a
+    /// moment after a link is brought up; what is sent before is dropped without a word.
+    pub ready: bool,
     pub mac: Option<Mac>,
     /// Index of the bridge that it is a port of.
     pub master: Option<u32>,
@@ -144,8 +153,10 @@ pub fn link(socket: &mut Socket, name: &str) -> Result<Option<Link>, NetlinkErro
 
 fn parse_link(payload: &[u8]) -> Option<Link> {
     let mut link = Link { index: word(payload, 4)?, up: word(payload, 8)? & IFF_UP != 0, ..Link::default() };
+    let mut forwards = true;
     for (kind, value) in super::netlink::attributes(payload.get(16..)?) {
         match kind {
+            IFLA_OPERSTATE => link.ready = value.first() == Some(&IF_OPER_UP),
             IFLA_ADDRESS => link.mac = value.try_into().ok(),
             IFLA_IFNAME => link.name = text(value),
             IFLA_MTU => link.mtu = word(value, 0)?,
@@ -156,6 +167,7 @@ fn parse_link(payload: &[u8]) -> Option<Link> {
                 link.kind = attribute(value, IFLA_INFO_KIND).map(text).unwrap_or_default();
                 if attribute(value, IFLA_INFO_SLAVE_KIND).map(text).as_deref() == Some("bridge") {
                     let data = attribute(value, IFLA_INFO_SLAVE_DATA).unwrap_or_default();
+                    forwards = attribute(data, IFLA_BRPORT_STATE).and_then(|v| v.first()) == Some(&BR_STATE_FORWARDING);
                     let on = |kind| attribute(data, kind).and_then(|v| v.first()).is_some_and(|v| *v != 0);
                     link.port = Some(Port {
                         hairpin: on(IFLA_BRPORT_MODE),
@@ -167,6 +179,7 @@ fn parse_link(payload: &[u8]) -> Option<Link> {
             _ => {}
         }
     }
+    link.ready &= forwards;
     Some(link)
 }
 
@@ -340,6 +353,20 @@ pub fn default_route_links(socket: &mut Socket, ip_family: u8) -> Result<Vec<u32
     found.sort_unstable();
     found.dedup();
     Ok(found)
+}
+
+/// Whether the namespace takes packets to `ip` for its own. IPv6 addresses are put into the
+/// routing table by a worker, a moment after they are added or their link comes up.
+pub fn is_local(socket: &mut Socket, ip: IpAddr) -> Result<bool, NetlinkError> {
+    let mut fixed = rtmsg(family(ip), 0, 0, 0);
+    let bytes = octets(ip);
+    // The whole address is meant; a lookup is in whatever table the rules say.
+    (fixed[1], fixed[4]) = (bytes.len() as u8 * 8, 0);
+    let ask = Message::new(RTM_GETROUTE, 0, &fixed, Attrs::new().bytes(RTA_DST, &bytes));
+    match socket.query(&format!("look up the route to {ip}"), &ask) {
+        Err(e) if matches!(e.errno(), Errno::ENETUNREACH | Errno::EHOSTUNREACH) => Ok(false),
+        other => Ok(other?.iter().any(|r| r.kind == RTM_NEWROUTE && r.payload.get(7) == Some(&RTN_LOCAL))),
+    }
 }
 
 // ---- neighbours ----------------------------------------------------------------------------

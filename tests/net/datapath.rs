@@ -186,11 +186,12 @@ fn a_udp_flow_does_not_outlive_its_host_port() {
     assert_eq!(ask_with(&client, to), "a 192.0.2.2");
     world.node.run(|| net.detach("uid-a").unwrap());
     drop(first);
+    assert_eq!(net.lacks(), []);
+    let flows = world.node.must("conntrack", &["-L"]);
+    assert!(!flows.contains("10.88.0.2"), "{flows}");
     world.attach(&net, "b", &b, &[port(Udp, "", 5353, 53)]);
     let _second = b.udp("b", "0.0.0.0:53");
     assert_eq!(ask_with(&client, to), "b 192.0.2.2");
-    let flows = world.node.must("conntrack", &["-L"]);
-    assert!(!flows.contains("10.88.0.2"), "{flows}");
 }
 
 #[test]
@@ -256,8 +257,36 @@ fn a_pod_cannot_take_anothers_address_on_the_link() {
     b.ip("addr add 10.88.0.2/32 dev eth0");
     b.ip("link set eth0 up");
     b.ip("route replace default via 10.88.0.1 dev eth0 onlink");
-    b.command("ping", &["-c1", "-W1", "-I", "10.88.0.2", "10.88.0.1"]);
+    // Its link came up with a gratuitous ARP; a datagram with a's address follows.
+    b.udp_socket("10.88.0.2:0").send_to(b"it is me", "10.88.0.1:9").unwrap();
     for _ in 0..3 {
         assert_eq!(world.node.ask("10.88.0.2:80"), "a 10.88.0.1");
+    }
+}
+
+#[test]
+fn the_first_packet_after_attach_arrives() {
+    if !able() {
+        return;
+    }
+    let world = World::new();
+    let net = world.net();
+    let _out = world.outside.udp("out", "[::]:53");
+    let _node = world.node.udp("node", "[::]:54");
+    // The uplink's own neighbours are not our matter.
+    for to in ["192.0.2.2:53", "[2001:db8::2]:53"] {
+        eventually(to, || world.node.ask_udp(to).contains(' '));
+    }
+    for n in 0..40 {
+        // A bridge without ports has no carrier: the first pod brings it.
+        let pod = world.pod(&n.to_string());
+        world.attach(&net, &n.to_string(), &pod, &[port(Udp, "", 5353, 53)]);
+        let server = pod.udp("pod", "[::]:53");
+        let (v4, v6) = if n % 2 == 0 { ("192.0.2.2:53", "[fd88::1]:54") } else { ("10.88.0.1:54", "[2001:db8::2]:53") };
+        assert!(pod.ask_udp(v4).contains(" "), "{n}: {v4}");
+        assert!(pod.ask_udp(v6).contains(' '), "{n}: {v6}");
+        assert!(world.outside.ask_udp("192.0.2.1:5353").starts_with("pod "), "{n}");
+        world.node.run(|| net.detach(&format!("uid-{n}")).unwrap());
+        drop(server);
     }
 }
