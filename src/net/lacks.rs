@@ -40,7 +40,7 @@ pub fn lack(feature: Feature, said: String) -> Lack {
         Feature::FibIpv4 => ("no hostPort by IPv4", "modprobe nft_fib_ipv4, or build the kernel with CONFIG_NFT_FIB_IPV4"),
         Feature::FibIpv6 => ("no hostPort by IPv6", "modprobe nft_fib_ipv6, or build the kernel with CONFIG_NFT_FIB_IPV6"),
         Feature::Conntrack => (
-            "flows of a removed pod are forgotten only when they time out",
+            "clients of a removed UDP hostPort reach nobody until their flow times out",
             "modprobe nf_conntrack_netlink, or build the kernel with CONFIG_NF_CT_NETLINK",
         ),
     };
@@ -91,7 +91,7 @@ fn probe_inside(ipv6: bool) -> io::Result<Vec<Lack>> {
             layout.host_ports = false;
         }
     }
-    let flows = conntrack::open().and_then(|mut s| conntrack::forget(&mut s, [192, 0, 2, 1].into(), conntrack::Side::Reply));
+    let flows = conntrack::open().and_then(|mut s| conntrack::forget_answering(&mut s, [192, 0, 2, 1].into()));
     if let Err(e) = flows {
         lacks.push(lack(Feature::Conntrack, words(&e)));
     }

@@ -24,33 +24,21 @@ const CTA_TUPLE_IP: u16 = 1;
 /// The bit of the source address in the filter's flags.
 const FILTER_SOURCE: u32 = 1;
 
-/// Whose source the address is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Side {
-    /// Flows that the address began.
-    Original,
-    /// Flows that were begun to it, or translated to it: it answers.
-    Reply,
-}
-
-/// Deletes the flows in which `address` is the source on that side; returns how many there were.
-pub fn forget(socket: &mut Socket, address: IpAddr, side: Side) -> Result<usize, NetlinkError> {
+/// Deletes the flows in which `address` answers: those begun to it or translated to it. Returns
+/// how many there were.
+pub fn forget_answering(socket: &mut Socket, address: IpAddr) -> Result<usize, NetlinkError> {
     let (family, bytes, source) = match address {
         IpAddr::V4(ip) => (2u8, ip.octets().to_vec(), 1),
         IpAddr::V6(ip) => (10u8, ip.octets().to_vec(), 3),
     };
     let tuple = Attrs::new().nest(CTA_TUPLE_IP, Attrs::new().bytes(source, &bytes));
-    let (kind, orig, reply) = match side {
-        Side::Original => (CTA_TUPLE_ORIG, FILTER_SOURCE, 0),
-        Side::Reply => (CTA_TUPLE_REPLY, 0, FILTER_SOURCE),
-    };
-    let filter = Attrs::new().u32(CTA_FILTER_ORIG_FLAGS, orig).u32(CTA_FILTER_REPLY_FLAGS, reply);
-    let ask = message(CT_GET, family, Attrs::new().nest(kind, tuple).nest(CTA_FILTER, filter));
+    let filter = Attrs::new().u32(CTA_FILTER_ORIG_FLAGS, 0).u32(CTA_FILTER_REPLY_FLAGS, FILTER_SOURCE);
+    let ask = message(CT_GET, family, Attrs::new().nest(CTA_TUPLE_REPLY, tuple).nest(CTA_FILTER, filter));
     let what = "list flows of an address";
     let mut deleted = 0;
     for flow in socket.dump(what, &ask)?.iter().filter(|r| r.kind == SUBSYSTEM << 8 | CT_NEW) {
         // A kernel that does not know the filter would answer with everybody's flows.
-        if source_of(flow, kind, source) != Some(&bytes) {
+        if source_of(flow, CTA_TUPLE_REPLY, source) != Some(&bytes) {
             continue;
         }
         let Some(original) = attribute(body(flow), CTA_TUPLE_ORIG) else { continue };
