@@ -41,7 +41,7 @@ const MTU: Flag = Flag {
     value: Some("BYTES"),
     help: "MTU of the pods' links (default: the smallest among the links of the default routes)",
 };
-const CGROUP_PARENT: Flag = Flag {
+pub const CGROUP_PARENT: Flag = Flag {
     long: "cgroup-parent",
     short: None,
     value: Some("PATH"),

@@ -22,14 +22,7 @@ pub const VERB: Verb = Verb {
 
 fn run(given: &Given) -> Result<Exit, CliError> {
     let output = given.output()?;
-    let mut answers = Client::connect(&given.roots()?)?.ask(Ask::Info {})?;
-    let mut info = None;
-    while let Some(answer) = answers.next()? {
-        if let Answer::Info(one) = answer {
-            info = Some(*one);
-        }
-    }
-    let info = info.ok_or(CliError::Hangup)?;
+    let info = fetch(Client::connect(&given.roots()?)?)?;
     let kernel = nix::sys::utsname::uname().map_err(|e| CliError::because("ask the kernel its name", e))?;
     let kernel = format!("{} {}", kernel.release().to_string_lossy(), kernel.machine().to_string_lossy());
     match output {
@@ -40,6 +33,18 @@ fn run(given: &Given) -> Result<Exit, CliError> {
         Output::Table | Output::Wide => print(&text(&info, &kernel, WallTime(clock::wall_nanos())))?,
     }
     Ok(Exit::Ok)
+}
+
+/// What the agent tells of itself.
+pub fn fetch(client: Client) -> Result<AgentInfo, CliError> {
+    let mut answers = client.ask(Ask::Info {})?;
+    let mut info = None;
+    while let Some(answer) = answers.next()? {
+        if let Answer::Info(one) = answer {
+            info = Some(*one);
+        }
+    }
+    info.ok_or(CliError::Hangup)
 }
 
 fn text(info: &AgentInfo, kernel: &str, now: WallTime) -> String {
@@ -57,6 +62,7 @@ fn text(info: &AgentInfo, kernel: &str, now: WallTime) -> String {
             ),
         ),
         ("node", info.node.clone()),
+        ("unit", info.unit.clone()),
         ("instance", if info.instance.is_empty() { "(default)".to_owned() } else { info.instance.clone() }),
         ("manifests", info.manifests.clone()),
         ("run", info.run.clone()),

@@ -16,7 +16,9 @@ mod logs;
 mod pod_row;
 mod pods;
 mod monitor;
+mod stop_all;
 mod table;
+mod uninstall;
 mod agent;
 mod pod;
 mod unpack;
@@ -41,6 +43,8 @@ pub const VERBS: &[&Verb] = &[
     &inspect::VERB,
     &info::VERB,
     &check::VERB,
+    &stop_all::VERB,
+    &uninstall::VERB,
     &pod::PLAN,
     &monitor::VERB,
     &unpack::VERB,

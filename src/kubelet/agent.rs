@@ -13,7 +13,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::apply::{self, Job, Left};
 use super::handle::{AgentHandle, Request, StopReport};
@@ -141,7 +141,7 @@ impl Agent {
     /// Without a source: ends every pod, then returns.
     pub fn stop_all(mut self) -> StopReport {
         let (reply, answer) = channel();
-        self.planner.request(Request::StopAll { reply });
+        self.planner.request(Request::StopAll { grace: self.rooms.config.stop_grace, reply });
         self.planner.keep(std::mem::take(&mut self.known));
         loop {
             let wake = self.planner.turn();
@@ -151,6 +151,30 @@ impl Agent {
                 Err(_) => self.planner.wait(&self.messages, wake, None),
             };
         }
+    }
+}
+
+/// What [`Agent::remove_all`] leaves.
+pub struct Emptied {
+    pub rooms: Arc<Rooms>,
+    /// `namespace/name` of pods that would not go in time.
+    pub left: Vec<String>,
+}
+
+impl Agent {
+    /// Without a source: ends every pod and removes all that was ever made for it, as if the
+    /// manifests directory were empty. For `coracle uninstall`.
+    pub fn remove_all(mut self, until: Instant) -> Emptied {
+        self.planner.source(SourceUpdate { complete: true, ..SourceUpdate::default() });
+        loop {
+            let wake = self.planner.turn();
+            if self.planner.observed.pods.is_empty() || Instant::now() >= until {
+                break;
+            }
+            self.planner.wait(&self.messages, wake, Some(Duration::from_secs(1)));
+        }
+        let left = self.planner.observed.pods.values().map(|pod| format!("{}/{}", pod.namespace, pod.name)).collect();
+        Emptied { rooms: self.rooms, left }
     }
 }
 
@@ -276,9 +300,10 @@ impl Planner {
                 let _ = reply.send(attempts.map(|a| a.image.clone()).collect());
             }
             Request::ImagesChanged => observe::images_changed(&mut self.observed),
-            Request::StopAll { reply } => {
-                tracing::info!(pods = self.observed.pods.len(), "all pods are to end");
+            Request::StopAll { grace, reply } => {
+                tracing::info!(pods = self.observed.pods.len(), grace, "all pods are to end");
                 self.desired.stopping = true;
+                self.desired.stop_grace = grace;
                 self.stopping.push(reply);
             }
             Request::Wake | Request::Quit => {}

@@ -30,8 +30,9 @@ pub enum Request {
     Problems {
         reply: Sender<Vec<Problem>>,
     },
-    /// End all pods now; answers when they have ended.
+    /// End all pods now, within that many seconds each; answers when they have ended.
     StopAll {
+        grace: i64,
         reply: Sender<StopReport>,
     },
     /// Images came or went: pods that wait for one need not wait longer.
@@ -109,6 +110,8 @@ pub enum AskError {
     Slow(Duration),
 }
 
+/// After the last grace is over: SIGKILL, unmounting, the journal.
+pub const STOP_MARGIN: Duration = Duration::from_secs(20);
 const ANSWER: Duration = Duration::from_secs(10);
 
 impl AgentHandle {
@@ -148,11 +151,12 @@ impl AgentHandle {
         self.ask(|reply| Request::ImagesInUse { reply })
     }
 
-    /// Ends all pods gracefully; blocks until they have ended or `limit` is over. They start
-    /// again only with the next start of the agent.
-    pub fn stop_all(&self, limit: Duration) -> Result<StopReport, AskError> {
+    /// Ends all pods gracefully, none with more than `grace`; blocks until they have ended, or
+    /// a while longer than that. They start again only with the next start of the agent.
+    pub fn stop_all(&self, grace: Duration) -> Result<StopReport, AskError> {
         let (reply, answer) = channel();
-        self.send(Request::StopAll { reply })?;
+        self.send(Request::StopAll { grace: i64::try_from(grace.as_secs()).unwrap_or(i64::MAX), reply })?;
+        let limit = grace + STOP_MARGIN;
         answer.recv_timeout(limit).map_err(|e| ask_error(e, limit))
     }
 

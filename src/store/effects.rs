@@ -18,7 +18,7 @@ use super::error::StoreError;
 use super::frame::Entry;
 use super::fs::Disk;
 use super::ids::{ContainerId, PodUid};
-use super::journal::{Fold, Journal, Options};
+use super::journal::{Fold, Journal, Options, peek};
 
 /// One thing made in the kernel or on a file system. Each can be undone by what it names alone.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -123,6 +123,16 @@ impl Effects {
         let known = standing.iter().map(|s| (s.effect.key_hash(), s.done)).collect();
         let effects = Effects { path: run.join("effects.journal"), journal, known: Mutex::new(known) };
         Ok((effects, standing.into_iter().map(|s| s.effect).collect()))
+    }
+
+    /// What stands, for one who does not own the journal (`coracle uninstall` asks before it acts).
+    /// Nothing where there is no journal.
+    pub fn peek(run: &Path) -> Result<Vec<Standing>, StoreError> {
+        let path = run.join("effects.journal");
+        if !path.exists() {
+            return Ok(Vec::new());
+        }
+        Ok(peek::<Disk, Tally>(&Disk, &path)?.standing())
     }
 
     /// About to make it. While it stands this writes nothing.

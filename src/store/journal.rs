@@ -91,6 +91,24 @@ struct Writer<F: Fs> {
     trusted: bool,
 }
 
+/// What a journal says, for one who does not own it: nothing is made, mended or locked.
+pub fn peek<F: Fs, S: Fold>(fs: &F, path: &Path) -> Result<S, StoreError> {
+    let failed = |e| StoreError::io("read", path, e);
+    let file = fs.open(path).map_err(failed)?;
+    let mut state = S::default();
+    let mut scan = Scan::new(fs, &file, fs.len(&file).map_err(failed)?);
+    loop {
+        match scan.step() {
+            Next::Record(entry) => {
+                state.apply(&entry);
+            }
+            // A record that is being written now.
+            Next::End | Next::Bad => return Ok(state),
+            Next::Unreadable(e) => return Err(failed(e)),
+        }
+    }
+}
+
 impl<F: Fs, S: Fold> Journal<F, S> {
     /// Reads `<dir>/<name>` (made where it is missing) into a state, and mends what a crash left.
     pub fn open(fs: Arc<F>, dir: &Path, name: &str, options: Options) -> Result<(Journal<F, S>, S, Found), StoreError> {
@@ -153,20 +171,7 @@ impl<F: Fs, S: Fold> Journal<F, S> {
 
     /// Everything acknowledged so far, read from the file.
     pub fn read(&self) -> Result<S, StoreError> {
-        let failed = |e| StoreError::io("read", &self.path, e);
-        let file = self.fs.open(&self.path).map_err(failed)?;
-        let mut state = S::default();
-        let mut scan = Scan::new(&*self.fs, &file, self.fs.len(&file).map_err(failed)?);
-        loop {
-            match scan.step() {
-                Next::Record(entry) => {
-                    state.apply(&entry);
-                }
-                // A record that is being written now.
-                Next::End | Next::Bad => return Ok(state),
-                Next::Unreadable(e) => return Err(failed(e)),
-            }
-        }
+        peek(&*self.fs, &self.path)
     }
 
     /// Makes `state` the whole content.

@@ -17,7 +17,7 @@ use super::error::StoreError;
 use super::frame::Entry;
 use super::fs::{Disk, Fs};
 use super::ids::PodUid;
-use super::journal::{Fold, Journal, Options};
+use super::journal::{Fold, Journal, Options, peek};
 use super::lock::StoreLock;
 use super::records::{PodsState, Record};
 use super::reserve::{self, Reserve};
@@ -81,6 +81,14 @@ impl PodStore {
         atomic::make_dirs(&Disk, state)?;
         let lock = StoreLock::take(state)?;
         PodStore::open_on(Disk, state, sizes, Some(lock))
+    }
+}
+
+impl PodStore {
+    /// The pods as journalled, for one who does not own the store. No pods where there is no journal.
+    pub fn peek(state: &Path) -> Result<PodsState, StoreError> {
+        let path = state.join("pods.journal");
+        if path.exists() { peek(&Disk, &path) } else { Ok(PodsState::default()) }
     }
 }
 

@@ -81,6 +81,7 @@ impl Agent for Door {
             kubelet: text(&self.facts.roots.kubelet),
             logs: text(&self.facts.roots.logs),
             cgroup_parent: self.facts.cgroup_parent.clone(),
+            unit: unit(),
             pod_cidrs: self.facts.pod_cidrs.clone(),
             pods: count(pods.len()),
             containers_running: count(running),
@@ -266,6 +267,14 @@ fn image_view(image: Image) -> ImageView {
 
 fn count(n: usize) -> u32 {
     u32::try_from(n).unwrap_or(u32::MAX)
+}
+
+/// systemd's hierarchy is `0::` on cgroup v2 and `name=systemd` on v1.
+fn unit() -> String {
+    let groups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let ours = groups.lines().filter(|line| line.starts_with("0::") || line.contains(":name=systemd:"));
+    let unit = ours.flat_map(|line| line.split('/')).find(|part| part.ends_with(".service") && *part != "init.service");
+    unit.unwrap_or_default().to_owned()
 }
 
 /// Resident and anonymous bytes of this process; 0 where /proc does not tell.

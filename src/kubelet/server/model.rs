@@ -237,6 +237,8 @@ pub struct AgentInfo {
     pub kubelet: String,
     pub logs: String,
     pub cgroup_parent: String,
+    /// The systemd unit that the agent runs in; empty without one.
+    pub unit: String,
     pub pod_cidrs: Vec<String>,
     pub pods: u32,
     pub containers_running: u32,
