@@ -7,6 +7,10 @@
 pub mod admit;
 pub mod pod;
 pub mod restart;
+#[cfg(test)]
+mod tests;
+#[cfg(test)]
+mod world;
 
 use super::model::{Action, Desired, Now, Observed};
 

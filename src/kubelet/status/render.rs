@@ -8,7 +8,7 @@
 
 use std::net::IpAddr;
 
-use crate::api::pod::{Container, Pod, RestartPolicy};
+use crate::api::pod::{Container, Pod};
 use crate::api::status::{ContainerState as ApiState, ContainerStatus, Ip, PodCondition, PodStatus, Running, Terminated, Waiting};
 use crate::api::time::WallTime;
 use crate::kubelet::model::{
@@ -19,6 +19,7 @@ use crate::kubelet::plan::pod::policy;
 use crate::kubelet::plan::restart::{self, Next};
 use crate::kubelet::qos::QosClass;
 use crate::store::ids::PodUid;
+use crate::store::records::ExitCause;
 
 /// How long the first word about a failure stands before the back-off's.
 const FRESH: i64 = 2 * SECOND;
@@ -49,8 +50,9 @@ pub fn unadmitted(pod: &Pod, verdict: &Verdict, node: &Node, now: Now) -> PodSta
 
 /// A pod that is here. `pod` is its spec as admitted.
 pub fn pod_status(uid: &PodUid, pod: &Pod, state: &PodState, node: &Node, now: Now) -> PodStatus {
-    let view = View { uid, pod, state, now };
+    let mut view = View { uid, pod, state, now, initializing: false };
     let init: Vec<ContainerStatus> = pod.spec.init_containers.iter().map(|c| view.container(c, true)).collect();
+    view.initializing = init.iter().any(|status| !status.ready);
     let main: Vec<ContainerStatus> = pod.spec.containers.iter().map(|c| view.container(c, false)).collect();
     let mut status = PodStatus {
         phase: view.phase(&init, &main).into(),
@@ -84,6 +86,8 @@ struct View<'a> {
     pod: &'a Pod,
     state: &'a PodState,
     now: Now,
+    /// Another container has to end first: what was met on an earlier way here does not hold.
+    initializing: bool,
 }
 
 impl View<'_> {
@@ -153,7 +157,9 @@ impl View<'_> {
             return Some(Waiting { reason: failure.reason.clone(), message: failure.message.clone() });
         }
         if due <= self.now.boot {
-            return None;
+            // Under Never an end that was not its own would read as the pod's.
+            let cut_off = current.exit().is_some_and(|exit| exit.cause != ExitCause::Own);
+            return cut_off.then(|| self.waiting(container, state));
         }
         if let Some(exit) = current.exit()
             && exit.reason == "StartError"
@@ -174,6 +180,9 @@ impl View<'_> {
 
     /// Of one that was not started yet.
     fn waiting(&self, container: &Container, state: &ContainerState) -> Waiting {
+        if self.initializing {
+            return Waiting { reason: "PodInitializing".into(), message: String::new() };
+        }
         if let Some(waiting) = image_waiting(&container.image, &state.image, self.now) {
             return waiting;
         }
@@ -190,45 +199,14 @@ impl View<'_> {
         if let Some(finished) = &self.state.finished {
             return if finished.phase == "Succeeded" { "Succeeded" } else { "Failed" };
         }
-        let policy = policy(self.pod);
-        let (mut pending_init, mut failed_init) = (0, 0);
-        for status in init {
-            let ended = status.state.terminated.as_ref().or(status.last_state.terminated.as_ref());
-            match (&status.state.running, ended) {
-                (Some(_), _) | (None, None) => pending_init += 1,
-                (None, Some(exit)) if exit.exit_code != 0 => failed_init += 1,
-                (None, Some(_)) => {}
-            }
-        }
-        let (mut running, mut waiting, mut stopped, mut succeeded) = (0, 0, 0, 0);
-        for status in main {
-            match (&status.state, &status.last_state.terminated) {
-                (ApiState { running: Some(_), .. }, _) => running += 1,
-                (ApiState { terminated: Some(exit), .. }, _) => {
-                    stopped += 1;
-                    succeeded += usize::from(exit.exit_code == 0);
-                }
-                (_, Some(_)) => stopped += 1,
-                (_, None) => waiting += 1,
-            }
-        }
-        if failed_init > 0 && policy == RestartPolicy::Never {
-            return "Failed";
-        }
-        let initialized = running > 0 || stopped > 0;
-        if pending_init > 0 && !initialized || waiting > 0 {
-            return "Pending";
-        }
-        if running > 0 {
-            return "Running";
-        }
-        match policy {
-            _ if stopped == 0 => "Pending",
-            RestartPolicy::Always => "Running",
-            _ if stopped == succeeded => "Succeeded",
-            RestartPolicy::Never => "Failed",
-            RestartPolicy::OnFailure => "Running",
-        }
+        // Succeeded and Failed are the planner's words, once they are journalled. Until then the
+        // kubelet's order: what was never started makes it Pending, what was started Running.
+        let pending_init = init.iter().any(|s| s.state.terminated.is_none());
+        let begun = |s: &&ContainerStatus| {
+            s.state.running.is_some() || s.state.terminated.is_some() || s.last_state.terminated.is_some()
+        };
+        let begun = main.iter().filter(begun).count();
+        if pending_init && begun == 0 || begun < main.len() { "Pending" } else { "Running" }
     }
 
     fn conditions(&self, phase: &str, init: &[ContainerStatus], main: &[ContainerStatus]) -> Vec<PodCondition> {
