@@ -287,6 +287,8 @@ pub enum Action {
     SetUpVolumes { uid: PodUid, configs: u64 },
     RunSandbox { uid: PodUid },
     Attach { uid: PodUid },
+    /// Of a sandbox whose monitor has died: ends what is left and reads how its containers ended.
+    Inspect { uid: PodUid },
     /// Ends whatever runs, lets go of network and namespaces; ends its monitor.
     StopSandbox { uid: PodUid },
     Pull { uid: PodUid, container: String, attempt: u32, image: String },
@@ -327,6 +329,7 @@ impl Action {
             | Action::SetUpVolumes { uid, .. }
             | Action::RunSandbox { uid }
             | Action::Attach { uid }
+            | Action::Inspect { uid }
             | Action::StopSandbox { uid }
             | Action::Pull { uid, .. }
             | Action::Create { uid, .. }
@@ -352,6 +355,7 @@ impl fmt::Display for Action {
             Action::SetUpVolumes { uid, configs } => write!(f, "set-up-volumes {uid} configs={configs}"),
             Action::RunSandbox { uid } => write!(f, "run-sandbox {uid}"),
             Action::Attach { uid } => write!(f, "attach {uid}"),
+            Action::Inspect { uid } => write!(f, "inspect {uid}"),
             Action::StopSandbox { uid } => write!(f, "stop-sandbox {uid}"),
             Action::Pull { uid, container, image, .. } => write!(f, "pull {uid} {container} image={image}"),
             Action::Create { uid, container, attempt } => write!(
@@ -382,6 +386,8 @@ pub enum Outcome {
     Admitted { at: i64 },
     Sandbox { created_at: i64 },
     Attached { addresses: Vec<IpAddr> },
+    /// Inspect: every container of the dead sandbox that has ended.
+    Exits { exits: Vec<(ContainerId, ExitRecord)> },
     /// Create: the image is not on this node; nothing was journalled.
     ImageMissing,
     Created { image: String, at: i64 },

@@ -263,19 +263,26 @@ pub fn reported(observed: &mut Observed, action: &Action, outcome: Outcome, now:
             }
             settle(state, Step::Network, outcome, now);
         }
-        Action::StopSandbox { .. } => {
-            if outcome == Outcome::Done {
-                state.sandbox = Sandbox::None;
+        Action::Inspect { .. } => {
+            if let Outcome::Exits { exits } = &outcome {
+                // What was met in that sandbox says nothing about the next.
+                state.containers.values_mut().for_each(|c| c.failure = None);
                 for attempt in state.containers.values_mut().flat_map(|c| &mut c.attempts).filter(|a| a.lives()) {
                     let started_at = match attempt.phase {
                         Phase::Running { started_at } => started_at,
                         _ => attempt.at,
                     };
-                    // What the runtime had told already counts for more.
-                    let exit = state.early.remove(&attempt.id).unwrap_or_else(|| lost(started_at, now));
-                    end(attempt, exit, stopped, now);
+                    let told = exits.iter().find(|(id, _)| *id == attempt.id).map(|(_, exit)| exit.clone());
+                    end(attempt, told.unwrap_or_else(|| lost(started_at, now)), stopped, now);
                 }
                 state.early.clear();
+            }
+            settle(state, Step::Stop, outcome, now);
+        }
+        Action::StopSandbox { .. } => {
+            if outcome == Outcome::Done {
+                state.sandbox = Sandbox::None;
+                state.containers.values_mut().for_each(|c| c.failure = None);
             }
             settle(state, Step::Stop, outcome, now);
         }

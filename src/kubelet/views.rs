@@ -164,6 +164,7 @@ pub fn log_outcome(observed: &Observed, action: &Action, outcome: &Outcome) {
         | Action::SetUpVolumes { .. }
         | Action::RunSandbox { .. }
         | Action::Attach { .. }
+        | Action::Inspect { .. }
         | Action::Create { .. }
         | Action::Signal { .. }
         | Action::RemoveContainer { .. } => tracing::debug!(pod, action = %action, "done"),

@@ -13,7 +13,7 @@ use crate::kubelet::qos::{self, QosClass};
 use crate::kubelet::rooms::Rooms;
 use crate::net::model::{AttachRequest, HostPort, L4};
 use crate::net::texts::{self, HostnameInput};
-use crate::runtime::model::SandboxSpec;
+use crate::runtime::model::{ContainerPhase, SandboxSpec};
 use crate::store::ids::{ContainerId, PodUid};
 use crate::store::records::Record;
 use crate::sys::clock;
@@ -124,6 +124,17 @@ fn host_ports(pod: &Pod) -> Result<Vec<HostPort>, Failed> {
         Some(Ok(HostPort { protocol, host_ip, host_port, container_port: port.container_port }))
     });
     mapped.collect()
+}
+
+/// The runtime ends what is left of it and writes an exit for whatever has none.
+pub(super) fn inspect(rooms: &Rooms, uid: &PodUid) -> Result<Outcome, Failed> {
+    let state = rooms.runtime.sandbox(uid).map_err(Failed::because(FailReason::Kill))?;
+    let containers = state.into_iter().flat_map(|s| s.containers);
+    let exits = containers.filter_map(|container| match container.phase {
+        ContainerPhase::Exited(exit) => Some((container.id, exit)),
+        ContainerPhase::Created { .. } | ContainerPhase::Running { .. } => None,
+    });
+    Ok(Outcome::Exits { exits: exits.collect() })
 }
 
 /// The network goes first: its names are in the namespace that the sandbox holds.

@@ -38,9 +38,7 @@ pub(super) fn plan(uid: &PodUid, state: &PodState, desired: &Desired, now: Now, 
     }
     match (&state.ending, &state.finished) {
         (Some(ending), _) => turn.end(*ending),
-        (None, _) if state.sandbox == Sandbox::Dead => {
-            turn.step(Step::Stop, Action::StopSandbox { uid: uid.clone() });
-        }
+        (None, _) if state.sandbox == Sandbox::Dead => turn.clear_dead(),
         (None, Some(_)) => turn.clean_up(),
         (None, None) if state.admitted_at == 0 => {
             if !desired.stopping {
@@ -131,7 +129,7 @@ impl Turn<'_> {
 
     fn end(&mut self, ending: Ending) {
         if self.state.sandbox == Sandbox::Dead {
-            self.step(Step::Stop, Action::StopSandbox { uid: self.uid.clone() });
+            self.clear_dead();
             return;
         }
         let (mut ask, mut kill) = (Vec::new(), Vec::new());
@@ -186,6 +184,15 @@ impl Turn<'_> {
             }
             None => self.clean_up(),
         }
+    }
+
+    /// First what its containers came to, which its run directory still tells and which is
+    /// journalled before all else; then it may go.
+    fn clear_dead(&mut self) {
+        let uid = self.uid.clone();
+        let unknown = self.state.containers.values().flat_map(|c| &c.attempts).any(|a| a.lives());
+        let action = if unknown { Action::Inspect { uid } } else { Action::StopSandbox { uid } };
+        self.step(Step::Stop, action);
     }
 
     /// Nothing runs any more: let go of the sandbox, keep logs and the newest containers.

@@ -215,8 +215,6 @@ impl World {
             boot: self.boot.clone(),
         };
         self.observed = observe::recovered(found, self.now);
-        // As Runtime::recover: of dead monitors nothing is told a second time.
-        self.kernel.retain(|_, sandbox| sandbox.alive);
     }
 
     /// The machine reboots: the kernel forgets everything, the clock since boot starts anew.
@@ -230,7 +228,7 @@ impl World {
     }
 
     pub fn monitor_dies(&mut self, id: &str) {
-        if let Some(sandbox) = self.kernel.get_mut(&uid(id)) {
+        if let Some(sandbox) = self.kernel.get_mut(&uid(id)).filter(|s| s.alive) {
             sandbox.alive = false;
             observe::told(&mut self.observed, RuntimeEvent::MonitorDied { uid: uid(id) }, self.now);
         }
@@ -295,7 +293,23 @@ impl World {
                 self.attached.insert(uid.clone());
                 Outcome::Attached { addresses: vec!["10.88.0.2".parse().unwrap()] }
             }
+            Action::Inspect { uid } => {
+                let containers = self.kernel.get(uid).into_iter().flat_map(|s| &s.containers);
+                let exits = containers.filter_map(|c| match &c.phase {
+                    ContainerPhase::Exited(exit) => Some((c.id.clone(), exit.clone())),
+                    _ => None,
+                });
+                Outcome::Exits { exits: exits.collect() }
+            }
             Action::StopSandbox { uid } => {
+                let known = self.store.pods.get(uid).into_iter().flat_map(|p| p.containers.values()).flat_map(|c| &c.attempts);
+                let ended: BTreeSet<_> = known.filter(|a| a.exit.is_some()).map(|a| a.id.clone()).collect();
+                let told = self.kernel.get(uid).into_iter().flat_map(|s| &s.containers);
+                for container in told.filter(|c| matches!(c.phase, ContainerPhase::Exited(_))) {
+                    let newest = |a: &&ContainerId| **a == container.id;
+                    let stale = self.observed.pods[uid].containers.values().flat_map(|c| &c.stale).map(|(_, id)| id);
+                    assert!(ended.contains(&container.id) || stale.into_iter().any(|id| newest(&id)), "an exit is lost");
+                }
                 self.attached.remove(uid);
                 self.kernel.remove(uid);
                 Outcome::Done

@@ -150,6 +150,9 @@ impl View<'_> {
         };
         let current = state.current()?;
         let Next::Attempt { wait, due, .. } = restart::next(policy(self.pod), init, Some(current), sandbox) else { return None };
+        if self.initializing {
+            return None;
+        }
         if let Some(failure) = image_waiting(&container.image, &state.image, self.now) {
             return Some(failure);
         }

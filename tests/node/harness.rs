@@ -1,0 +1,396 @@
+//! A node of its own for a test: own directories, instance, bridge, cgroups and addresses, the
+//! shipped binary, an image made on the spot. Dropping it removes all of that, whatever happened.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+pub const CORACLE: &str = env!("CARGO_BIN_EXE_coracle");
+
+static COUNT: AtomicU32 = AtomicU32::new(0);
+/// Two nodes at once are enough for two cores; one keeps figures steady.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+/// Root, or the test says loudly that it was skipped (never in CI).
+pub fn privileged() -> bool {
+    if nix::unistd::geteuid().is_root() {
+        return true;
+    }
+    assert!(std::env::var_os("CI").is_none(), "these tests need root");
+    eprintln!("SKIP: these tests need root");
+    false
+}
+
+pub struct Node {
+    pub dir: tempfile::TempDir,
+    pub instance: String,
+    pub agent: Option<Child>,
+    cidr: String,
+    /// Pid of a process that holds a mount namespace with another boot id; all runs in there.
+    holder: Option<Child>,
+    _turn: std::sync::MutexGuard<'static, ()>,
+}
+
+impl Node {
+    /// Directories and the image; the agent is started with [`Node::start`].
+    pub fn new() -> Node {
+        let turn = ONE_AT_A_TIME.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let n = COUNT.fetch_add(1, Ordering::Relaxed);
+        let pid = std::process::id();
+        let dir = tempfile::Builder::new().prefix("coracle-node-").tempdir().unwrap();
+        fs::create_dir(dir.path().join("manifests")).unwrap();
+        let mut node = Node {
+            dir,
+            instance: format!("n{:x}x{n}", pid & 0xf_ffff),
+            agent: None,
+            cidr: format!("10.{}.{}.0/24", 128 + pid % 64, n % 250),
+            holder: None,
+            _turn: turn,
+        };
+        node.make_image();
+        node
+    }
+
+    /// Everything below this machine's hand is in a mount namespace where the boot id can be set.
+    pub fn with_own_boot() -> Node {
+        let mut node = Node::new();
+        node.set_boot(1);
+        let script = format!(
+            "mount --make-rprivate / && mount --bind {} /proc/sys/kernel/random/boot_id && echo ready && exec sleep 1000",
+            node.path("boot_id").display()
+        );
+        let mut holder = Command::new("unshare").args(["-m", "sh", "-c", &script]).stdout(Stdio::piped()).spawn().unwrap();
+        let mut word = [0; 5];
+        std::io::Read::read_exact(holder.stdout.as_mut().unwrap(), &mut word).unwrap();
+        node.holder = Some(holder);
+        node
+    }
+
+    pub fn set_boot(&self, n: u32) {
+        // In place: the file itself is what is mounted.
+        fs::write(self.path("boot_id"), format!("00000000-0000-4000-8000-{n:012}\n")).unwrap();
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    pub fn root(&self) -> PathBuf {
+        self.path("root")
+    }
+
+    fn make_image(&self) {
+        let recipe = Path::new(env!("CARGO_MANIFEST_DIR")).join("images/busybox");
+        let out = Command::new(recipe).arg(self.path("busybox.tar")).output().unwrap();
+        assert!(out.status.success(), "image recipe: {}", String::from_utf8_lossy(&out.stderr));
+    }
+
+    fn command(&self, program: &str) -> Command {
+        match &self.holder {
+            None => Command::new(program),
+            Some(holder) => {
+                let mut command = Command::new("nsenter");
+                command.args(["-t", &holder.id().to_string(), "-m", "--", program]);
+                command
+            }
+        }
+    }
+
+    /// Starts the agent and waits until its socket answers.
+    pub fn start(&mut self) -> Duration {
+        let begun = Instant::now();
+        self.spawn();
+        self.wait("the agent answers", 20, |node| node.cli(&["info"]).status.success());
+        begun.elapsed()
+    }
+
+    pub fn spawn(&mut self) {
+        assert!(self.agent.is_none());
+        let log = fs::OpenOptions::new().create(true).append(true).open(self.path("agent.log")).unwrap();
+        let mut command = self.command(CORACLE);
+        command.args(["agent", "--log-level", "debug", "--node-name", "testnode", "--node-ip", "192.0.2.7"]);
+        command.args(["--pod-cidr", &self.cidr, "--instance", &self.instance, "--stop-grace", "5"]);
+        command.arg("--manifests").arg(self.path("manifests")).arg("--root").arg(self.root());
+        self.agent = Some(command.stdin(Stdio::null()).stderr(log).spawn().unwrap());
+    }
+
+    /// A node that runs, with busybox on it.
+    pub fn running() -> Node {
+        let mut node = Node::new();
+        node.start();
+        node.import();
+        node
+    }
+
+    pub fn import(&self) {
+        self.ok(&["import", self.path("busybox.tar").to_str().unwrap()]);
+    }
+
+    pub fn cli(&self, args: &[&str]) -> Output {
+        let mut command = self.command(CORACLE);
+        command.args(args.iter().take_while(|a| **a != "--")).arg("--root").arg(self.root());
+        command.args(args.iter().skip_while(|a| **a != "--"));
+        command.output().unwrap()
+    }
+
+    pub fn ok(&self, args: &[&str]) -> String {
+        let out = self.cli(args);
+        assert!(out.status.success(), "coracle {args:?}: {}\n{}", String::from_utf8_lossy(&out.stderr), self.log_tail());
+        String::from_utf8(out.stdout).unwrap()
+    }
+
+    pub fn agent_pid(&self) -> i32 {
+        self.agent.as_ref().unwrap().id() as i32
+    }
+
+    pub fn signal_agent(&mut self, signal: nix::sys::signal::Signal) -> std::process::ExitStatus {
+        let mut agent = self.agent.take().unwrap();
+        nix::sys::signal::kill(nix::unistd::Pid::from_raw(agent.id() as i32), signal).unwrap();
+        agent.wait().unwrap()
+    }
+
+    pub fn kill_agent(&mut self) {
+        self.signal_agent(nix::sys::signal::Signal::SIGKILL);
+    }
+
+    /// Puts a manifest into the directory, whole at once.
+    pub fn put(&self, file: &str, yaml: &str) {
+        let temp = self.path("manifests").join(format!(".{file}"));
+        fs::write(&temp, yaml).unwrap();
+        fs::rename(temp, self.path("manifests").join(file)).unwrap();
+    }
+
+    pub fn take_away(&self, file: &str) {
+        fs::remove_file(self.path("manifests").join(file)).unwrap();
+    }
+
+    pub fn pod(&self, name: &str) -> Option<Value> {
+        let out = self.cli(&["pods", "-o", "json"]);
+        let list: Value = serde_json::from_slice(&out.stdout).ok()?;
+        list["items"].as_array()?.iter().find(|p| p["metadata"]["name"] == name).cloned()
+    }
+
+    pub fn status(&self, name: &str) -> Value {
+        self.pod(name).map_or(Value::Null, |p| p["status"].clone())
+    }
+
+    /// Status of a container, init or not.
+    pub fn container(&self, pod: &str, name: &str) -> Value {
+        container(&self.status(pod), name)
+    }
+
+    pub fn wait(&self, what: &str, seconds: u64, mut until: impl FnMut(&Node) -> bool) {
+        let limit = Instant::now() + Duration::from_secs(seconds);
+        while !until(self) {
+            if Instant::now() > limit {
+                let table = self.cli(&["pods", "-o", "wide"]);
+                panic!(
+                    "not within {seconds} s: {what}\n{}{}\n--- the agent's log\n{}",
+                    String::from_utf8_lossy(&table.stdout),
+                    String::from_utf8_lossy(&table.stderr),
+                    self.log_tail()
+                );
+            }
+            std::thread::sleep(Duration::from_millis(30));
+        }
+    }
+
+    /// Waits for a pod's status to fit and gives it.
+    pub fn wait_pod(&self, name: &str, what: &str, until: impl Fn(&Value) -> bool) -> Value {
+        let mut last = Value::Null;
+        self.wait(&format!("{name}: {what}"), 30, |node| {
+            last = node.status(name);
+            until(&last)
+        });
+        last
+    }
+
+    pub fn wait_ready(&self, name: &str) -> Value {
+        self.wait_pod(name, "ready", is_ready)
+    }
+
+    pub fn wait_phase(&self, name: &str, phase: &str) -> Value {
+        self.wait_pod(name, phase, |s| s["phase"] == phase)
+    }
+
+    pub fn wait_gone(&self, name: &str) {
+        self.wait(&format!("{name} is gone"), 40, |node| node.pod(name).is_none());
+    }
+
+    /// Host pids of every process in this node's pods, by cgroup.
+    pub fn pids(&self) -> Vec<i32> {
+        let mut pids = Vec::new();
+        for dir in self.cgroups() {
+            if dir.components().any(|c| c.as_os_str() == "kubepods") {
+                let text = fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default();
+                pids.extend(text.lines().filter_map(|l| l.parse::<i32>().ok()));
+            }
+        }
+        pids.sort_unstable();
+        pids.dedup();
+        pids
+    }
+
+    pub fn monitors(&self) -> Vec<i32> {
+        let mut pids = Vec::new();
+        for dir in self.cgroups() {
+            if !dir.components().any(|c| c.as_os_str() == "kubepods") {
+                let text = fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default();
+                pids.extend(text.lines().filter_map(|l| l.parse::<i32>().ok()));
+            }
+        }
+        pids.sort_unstable();
+        pids.dedup();
+        pids
+    }
+
+    /// Every cgroup of this instance, in every hierarchy, deepest first.
+    fn cgroups(&self) -> Vec<PathBuf> {
+        fn walk(dir: &Path, into: &mut Vec<PathBuf>) {
+            for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+                if entry.path().is_dir() {
+                    walk(&entry.path(), into);
+                }
+            }
+            into.push(dir.to_owned());
+        }
+        let mut found = Vec::new();
+        let base = Path::new("/sys/fs/cgroup");
+        let mut tops = vec![base.to_owned()];
+        tops.extend(fs::read_dir(base).into_iter().flatten().flatten().map(|e| e.path()));
+        for top in tops {
+            let ours = top.join(&self.instance);
+            if ours.is_dir() && !ours.is_symlink() {
+                walk(&ours, &mut found);
+            }
+        }
+        found
+    }
+
+    /// Mounts below our directory, in our mount namespace.
+    pub fn mounts(&self) -> Vec<String> {
+        let file = match &self.holder {
+            Some(holder) => format!("/proc/{}/mountinfo", holder.id()),
+            None => "/proc/self/mountinfo".to_owned(),
+        };
+        let prefix = self.dir.path().to_str().unwrap().to_owned();
+        let text = fs::read_to_string(file).unwrap();
+        text.lines().filter_map(|l| l.split(' ').nth(4)).filter(|m| m.starts_with(&prefix)).map(str::to_owned).collect()
+    }
+
+    pub fn log_tail(&self) -> String {
+        let text = fs::read_to_string(self.path("agent.log")).unwrap_or_default();
+        let lines: Vec<&str> = text.lines().collect();
+        lines[lines.len().saturating_sub(60)..].join("\n")
+    }
+
+    /// As a power cut: every process, mount and link of the node is gone, the disk stays.
+    pub fn power_off(&mut self) {
+        if self.agent.is_some() {
+            self.kill_agent();
+        }
+        self.kill_all();
+        let mut mounts = self.mounts();
+        mounts.retain(|m| !m.ends_with("boot_id"));
+        for mount in mounts.iter().rev() {
+            let out = self.command("umount").args(["-l", mount]).output().unwrap();
+            assert!(out.status.success() || !self.mounts().contains(mount), "{}", String::from_utf8_lossy(&out.stderr));
+        }
+        self.remove_network();
+        self.remove_cgroups();
+    }
+
+    fn kill_all(&self) {
+        for _ in 0..50 {
+            let mut pids = self.monitors();
+            pids.extend(self.pids());
+            if pids.is_empty() {
+                return;
+            }
+            for pid in pids {
+                // It may have ended meanwhile.
+                let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), nix::sys::signal::Signal::SIGKILL);
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    fn remove_network(&self) {
+        // What is not there cannot be removed, and that is fine.
+        let _ = Command::new("ip").args(["link", "del", &format!("{}0", self.instance)]).stderr(Stdio::null()).status();
+        for family in ["ip", "ip6", "inet"] {
+            let _ = Command::new("nft").args(["delete", "table", family, &self.instance]).stderr(Stdio::null()).status();
+        }
+    }
+
+    fn remove_cgroups(&self) {
+        for _ in 0..40 {
+            for dir in self.cgroups() {
+                // Busy for a moment after its last process.
+                let _ = fs::remove_dir(dir);
+            }
+            if self.cgroups().is_empty() {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        if let Some(mut agent) = self.agent.take() {
+            let _ = agent.kill();
+            let _ = agent.wait();
+        }
+        self.kill_all();
+        for mount in self.mounts().iter().rev() {
+            let _ = self.command("umount").args(["-l", mount]).stderr(Stdio::null()).status();
+        }
+        self.remove_network();
+        self.remove_cgroups();
+        if let Some(mut holder) = self.holder.take() {
+            let _ = holder.kill();
+            let _ = holder.wait();
+        }
+    }
+}
+
+pub fn container(status: &Value, name: &str) -> Value {
+    let all = ["initContainerStatuses", "containerStatuses"].into_iter();
+    let mut all = all.flat_map(|key| status[key].as_array().cloned().unwrap_or_default());
+    all.find(|c| c["name"] == name).unwrap_or(Value::Null)
+}
+
+pub fn is_ready(status: &Value) -> bool {
+    condition(status, "Ready")["status"] == "True"
+}
+
+pub fn condition(status: &Value, kind: &str) -> Value {
+    let all = status["conditions"].as_array().cloned().unwrap_or_default();
+    all.into_iter().find(|c| c["type"] == kind).unwrap_or(Value::Null)
+}
+
+/// A pod of shell scripts: `(name, script)` each.
+pub fn pod(name: &str, policy: &str, init: &[(&str, &str)], main: &[(&str, &str)], more: &str) -> String {
+    let list = |containers: &[(&str, &str)]| {
+        let one = |(name, script): &(&str, &str)| {
+            let script = serde_json::to_string(script).unwrap();
+            format!("  - {{name: {name}, image: \"busybox:1.35\", imagePullPolicy: IfNotPresent, command: [sh, -c, {script}]}}\n")
+        };
+        containers.iter().map(one).collect::<String>()
+    };
+    let init = if init.is_empty() { String::new() } else { format!("  initContainers:\n{}", list(init)) };
+    format!(
+        "apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}}}\nspec:\n  restartPolicy: {policy}\n  terminationGracePeriodSeconds: 5\n{more}{init}  containers:\n{}",
+        list(main)
+    )
+}
+
+/// Ends by itself at the first SIGTERM.
+pub const STAY: &str = "trap 'exit 0' TERM; echo up; while :; do sleep 0.1; done";
