@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::handle::{AttemptView, ContainerView, PodFilter, PodView};
-use super::model::{Action, AttemptState, Desired, EndReason, Ending, Now, Observed, Outcome, Phase, PodState};
+use super::model::{Action, AttemptState, Desired, EndReason, Ending, ImageState, Now, Observed, Outcome, Phase, PodState};
 use super::plan::admit;
 use super::source::DesiredPod;
 use super::status::render;
@@ -124,6 +124,11 @@ pub fn log_outcome(observed: &Observed, action: &Action, outcome: &Outcome) {
     let uid = action.uid();
     let pod = name(observed, uid);
     match outcome {
+        // Once is enough: `coracle pods` shows it for as long as it lasts.
+        Outcome::Failed { message, .. } | Outcome::NotCreated { message, .. } if known(observed, uid, message) => {
+            tracing::debug!(pod, action = %action, "failed again: {message}");
+            return;
+        }
         Outcome::Failed { reason, message } => {
             tracing::warn!(pod, uid = %uid, action = %action, reason = ?reason, "failed: {message}");
             return;
@@ -169,6 +174,19 @@ pub fn log_outcome(observed: &Observed, action: &Action, outcome: &Outcome) {
         | Action::Signal { .. }
         | Action::RemoveContainer { .. } => tracing::debug!(pod, action = %action, "done"),
     }
+}
+
+/// Whether something of the pod has failed with these words before.
+fn known(observed: &Observed, uid: &PodUid, message: &str) -> bool {
+    let Some(state) = observed.pods.get(uid) else { return false };
+    let of_containers = state.containers.values().flat_map(|container| {
+        let image = match &container.image {
+            ImageState::Failed { failure } | ImageState::Pulling { last: Some(failure) } => Some(failure),
+            ImageState::Unknown | ImageState::Missing | ImageState::Pulling { last: None } | ImageState::Ready { .. } => None,
+        };
+        container.failure.iter().chain(image)
+    });
+    state.failures.values().chain(of_containers).any(|failure| failure.message == message)
 }
 
 pub fn log_ending(observed: &Observed, uid: &PodUid, ending: &Ending) {

@@ -1,4 +1,5 @@
 //! A pod's life, sentence by sentence, and random lives with every kind of death in them.
+#![deny(clippy::disallowed_methods)]
 
 use proptest::prelude::*;
 

@@ -4,6 +4,7 @@
 //!
 //! Invariant checked at each step: no id is created twice, no attempt number is given out twice,
 //! at most one pod of a name has a sandbox, and a second pass plans nothing.
+#![deny(clippy::disallowed_methods)]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
