@@ -101,7 +101,7 @@ fn statuses(desired: &Desired, observed: &Observed, now: Now) -> Vec<(String, cr
         Some((uid.to_string(), render::pod_status(uid, pod, state, &desired.node, now)))
     });
     let there = admit::verdicts(desired, observed).into_iter().filter_map(|(uid, verdict)| {
-        Some((uid.to_string(), render::unadmitted(desired.pods.get(uid)?, &verdict, &desired.node, now)))
+        Some((uid.to_string(), render::unadmitted(desired.pods.get(uid)?, &verdict, &desired.node)))
     });
     here.chain(there).collect()
 }

@@ -89,6 +89,7 @@ impl Agent {
             observed,
             update: SourceUpdate::default(),
             sources: BTreeMap::new(),
+            told: false,
             workers: Pool::new("worker", WORKERS, STACK),
             pullers: Pool::new("puller", PULLERS, STACK),
             sender: sender.clone(),
@@ -189,6 +190,8 @@ struct Planner {
     /// The last one, without its pods.
     update: SourceUpdate,
     sources: BTreeMap<PodUid, DesiredPod>,
+    /// The source has spoken.
+    told: bool,
     workers: Pool,
     pullers: Pool,
     sender: Sender<Message>,
@@ -203,9 +206,11 @@ struct Planner {
 impl Planner {
     fn run(&mut self, messages: &Receiver<Message>, notifier: &Notifier) {
         // The source's first word decides what is wanted; until then nothing is planned.
-        let Ok(first) = messages.recv() else { return };
-        if !self.take(first) {
-            return;
+        while !self.told && self.rooms.config.manifests.is_some() {
+            let Ok(message) = messages.recv() else { return };
+            if !self.take(message) {
+                return;
+            }
         }
         loop {
             let wake = self.turn();
@@ -260,6 +265,7 @@ impl Planner {
     }
 
     fn source(&mut self, mut update: SourceUpdate) {
+        self.told = true;
         let pods = std::mem::take(&mut update.pods);
         if !Arc::ptr_eq(&self.update.configs, &update.configs) {
             self.desired.configs += 1;

@@ -22,6 +22,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::api::pod::Pod;
+use crate::runtime::model::SandboxState;
 use crate::store::ids::{ContainerId, PodUid};
 use crate::store::records::ExitRecord;
 
@@ -84,6 +85,8 @@ pub struct PodState {
     /// An action is under way; nothing else is planned for this pod until its report.
     pub busy: bool,
     pub sandbox: Sandbox,
+    /// Its monitor lives but did not answer: what is known of its containers may be old.
+    pub unheard: bool,
     /// Revision of [`Desired::configs`] that its volumes hold.
     pub volumes: Option<u64>,
     pub containers: BTreeMap<String, ContainerState>,
@@ -103,6 +106,7 @@ pub enum Step {
     Volumes,
     Sandbox,
     Network,
+    Listen,
     Exit,
     Signal,
     Stop,
@@ -287,6 +291,8 @@ pub enum Action {
     SetUpVolumes { uid: PodUid, configs: u64 },
     RunSandbox { uid: PodUid },
     Attach { uid: PodUid },
+    /// Asks a monitor again that did not answer; a slow disk may have blocked it.
+    Listen { uid: PodUid },
     /// Of a sandbox whose monitor has died: ends what is left and reads how its containers ended.
     Inspect { uid: PodUid },
     /// Ends whatever runs, lets go of network and namespaces; ends its monitor.
@@ -329,6 +335,7 @@ impl Action {
             | Action::SetUpVolumes { uid, .. }
             | Action::RunSandbox { uid }
             | Action::Attach { uid }
+            | Action::Listen { uid }
             | Action::Inspect { uid }
             | Action::StopSandbox { uid }
             | Action::Pull { uid, .. }
@@ -355,6 +362,7 @@ impl fmt::Display for Action {
             Action::SetUpVolumes { uid, configs } => write!(f, "set-up-volumes {uid} configs={configs}"),
             Action::RunSandbox { uid } => write!(f, "run-sandbox {uid}"),
             Action::Attach { uid } => write!(f, "attach {uid}"),
+            Action::Listen { uid } => write!(f, "listen {uid}"),
             Action::Inspect { uid } => write!(f, "inspect {uid}"),
             Action::StopSandbox { uid } => write!(f, "stop-sandbox {uid}"),
             Action::Pull { uid, container, image, .. } => write!(f, "pull {uid} {container} image={image}"),
@@ -386,6 +394,8 @@ pub enum Outcome {
     Admitted { at: i64 },
     Sandbox { created_at: i64 },
     Attached { addresses: Vec<IpAddr> },
+    /// Listen: what the monitor says; None: there is no sandbox any more.
+    Heard { state: Option<Box<SandboxState>> },
     /// Inspect: every container of the dead sandbox that has ended.
     Exits { exits: Vec<(ContainerId, ExitRecord)> },
     /// Create: the image is not on this node; nothing was journalled.
@@ -409,6 +419,8 @@ pub enum FailReason {
     Mount,
     Sandbox,
     Network,
+    /// The monitor does not answer.
+    Silent,
     CreateConfig,
     Create,
     ImagePull,
@@ -425,6 +437,7 @@ impl FailReason {
     pub fn waiting(self) -> &'static str {
         match self {
             FailReason::Journal | FailReason::Mount => "ContainerCreating",
+            FailReason::Silent => "ContainerStatusUnknown",
             FailReason::Sandbox | FailReason::Network => "CreatePodSandboxError",
             FailReason::CreateConfig => "CreateContainerConfigError",
             FailReason::Create => "CreateContainerError",

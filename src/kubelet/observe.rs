@@ -60,6 +60,7 @@ pub fn recovered(found: Found, now: Now) -> Observed {
                 }
             }
         };
+        state.unheard = sandbox.as_ref().is_some_and(|s| s.alive && !s.answers);
         containers(&mut state, &record, sandbox.as_ref(), &stamp, now);
         observed.pods.insert(uid, state);
     }
@@ -263,6 +264,17 @@ pub fn reported(observed: &mut Observed, action: &Action, outcome: Outcome, now:
             }
             settle(state, Step::Network, outcome, now);
         }
+        Action::Listen { .. } => {
+            if let Outcome::Heard { state: heard } = &outcome {
+                state.unheard = false;
+                match heard {
+                    Some(heard) if heard.alive => hear(state, heard, stopped, now),
+                    // It died meanwhile, or something took it away.
+                    Some(_) | None => state.sandbox = Sandbox::Dead,
+                }
+            }
+            settle(state, Step::Listen, outcome, now);
+        }
         Action::Inspect { .. } => {
             if let Outcome::Exits { exits } = &outcome {
                 // What was met in that sandbox says nothing about the next.
@@ -329,6 +341,19 @@ pub fn reported(observed: &mut Observed, action: &Action, outcome: Outcome, now:
     }
 }
 
+/// What a monitor says when it answers at last.
+fn hear(state: &mut PodState, heard: &SandboxState, stopped: bool, now: Now) {
+    for attempt in state.containers.values_mut().flat_map(|c| &mut c.attempts) {
+        let Some(told) = heard.containers.iter().find(|c| c.id == attempt.id) else { continue };
+        match (&told.phase, &attempt.phase) {
+            (_, Phase::Ended { .. }) => {}
+            (ContainerPhase::Exited(exit), _) => end(attempt, exit.clone(), stopped, now),
+            (ContainerPhase::Created { .. }, _) => attempt.phase = Phase::Created,
+            (ContainerPhase::Running { started_at, .. }, _) => attempt.phase = Phase::Running { started_at: *started_at },
+        }
+    }
+}
+
 fn attempt_mut<'a>(state: &'a mut PodState, container: &str, id: &ContainerId) -> Option<&'a mut AttemptState> {
     state.containers.get_mut(container)?.attempts.iter_mut().find(|a| a.id == *id)
 }
@@ -347,6 +372,7 @@ fn settle(state: &mut PodState, step: Step, outcome: Outcome, now: Now) {
 fn failure(before: Option<&Failure>, reason: FailReason, message: String, now: Now) -> Failure {
     let (first, most) = match reason {
         FailReason::Mount => (SECOND / 2, 122 * SECOND),
+        FailReason::Silent => (SECOND, 10 * SECOND),
         FailReason::Sandbox | FailReason::Network => (SECOND, 15 * SECOND),
         FailReason::InvalidImageName => (300 * SECOND, 300 * SECOND),
         FailReason::ImagePull | FailReason::RegistryUnavailable | FailReason::ImageInspect => (10 * SECOND, 300 * SECOND),

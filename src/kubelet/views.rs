@@ -37,7 +37,7 @@ pub fn pods(
         if let Some(source) = sources.get(uid)
             && wanted(&source.pod.metadata.namespace, &source.pod.metadata.name)
         {
-            let status = render::unadmitted(&source.pod, &verdict, &desired.node, now);
+            let status = render::unadmitted(&source.pod, &verdict, &desired.node);
             let problems = if status.message.is_empty() { Vec::new() } else { vec![status.message.clone()] };
             views.push(PodView {
                 uid: uid.clone(),
@@ -153,7 +153,7 @@ pub fn log_outcome(observed: &Observed, action: &Action, outcome: &Outcome) {
         Action::Start { container, id, .. } => tracing::info!(pod, container, id = %id, "started"),
         Action::RecordExit { container, id, .. } => {
             if let Outcome::Recorded { exit } = outcome {
-                let reason = if exit.oom { "OOMKilled" } else { exit.reason.as_str() };
+                let reason = render::exit_reason(exit);
                 tracing::info!(pod, container, id = %id, code = exit.code, reason, "ended");
             }
         }
@@ -170,6 +170,7 @@ pub fn log_outcome(observed: &Observed, action: &Action, outcome: &Outcome) {
         | Action::RunSandbox { .. }
         | Action::Attach { .. }
         | Action::Inspect { .. }
+        | Action::Listen { .. }
         | Action::Create { .. }
         | Action::Signal { .. }
         | Action::RemoveContainer { .. } => tracing::debug!(pod, action = %action, "done"),

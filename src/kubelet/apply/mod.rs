@@ -61,6 +61,7 @@ pub fn run(rooms: &Rooms, job: &Job) -> Outcome {
         Action::SetUpVolumes { uid, .. } => pod::set_up_volumes(rooms, job, uid),
         Action::RunSandbox { uid } => pod::run_sandbox(rooms, job, uid),
         Action::Attach { uid } => pod::attach(rooms, job, uid),
+        Action::Listen { uid } => pod::listen(rooms, uid),
         Action::Inspect { uid } => pod::inspect(rooms, uid),
         Action::StopSandbox { uid } => pod::stop_sandbox(rooms, uid),
         Action::Pull { image, .. } => container::pull(rooms, job, image),

@@ -126,6 +126,15 @@ fn host_ports(pod: &Pod) -> Result<Vec<HostPort>, Failed> {
     mapped.collect()
 }
 
+pub(super) fn listen(rooms: &Rooms, uid: &PodUid) -> Result<Outcome, Failed> {
+    let state = rooms.runtime.sandbox(uid).map_err(Failed::because(FailReason::Silent))?;
+    if state.as_ref().is_some_and(|s| s.alive && !s.answers) {
+        let message = "its monitor lives but does not answer; a slow disk may block it".to_owned();
+        return Err(Failed { reason: FailReason::Silent, message });
+    }
+    Ok(Outcome::Heard { state: state.map(Box::new) })
+}
+
 /// The runtime ends what is left of it and writes an exit for whatever has none.
 pub(super) fn inspect(rooms: &Rooms, uid: &PodUid) -> Result<Outcome, Failed> {
     let state = rooms.runtime.sandbox(uid).map_err(Failed::because(FailReason::Kill))?;

@@ -39,6 +39,9 @@ pub(super) fn plan(uid: &PodUid, state: &PodState, desired: &Desired, now: Now, 
     match (&state.ending, &state.finished) {
         (Some(ending), _) => turn.end(*ending),
         (None, _) if state.sandbox == Sandbox::Dead => turn.clear_dead(),
+        (None, _) if state.unheard => {
+            turn.step(Step::Listen, Action::Listen { uid: uid.clone() });
+        }
         (None, Some(_)) => turn.clean_up(),
         (None, None) if state.admitted_at == 0 => {
             if !desired.stopping {

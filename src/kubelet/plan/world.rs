@@ -294,6 +294,7 @@ impl World {
                 self.attached.insert(uid.clone());
                 Outcome::Attached { addresses: vec!["10.88.0.2".parse().unwrap()] }
             }
+            Action::Listen { uid } => Outcome::Heard { state: self.kernel.get(uid).cloned().map(Box::new) },
             Action::Inspect { uid } => {
                 let containers = self.kernel.get(uid).into_iter().flat_map(|s| &s.containers);
                 let exits = containers.filter_map(|c| match &c.phase {

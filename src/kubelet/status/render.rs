@@ -11,6 +11,7 @@ use std::net::IpAddr;
 use crate::api::pod::{Container, Pod};
 use crate::api::status::{ContainerState as ApiState, ContainerStatus, Ip, PodCondition, PodStatus, Running, Terminated, Waiting};
 use crate::api::time::WallTime;
+use crate::images::reference;
 use crate::kubelet::model::{
     AttemptState, ContainerState, ImageState, Node, Now, Phase, PodState, SECOND, Sandbox,
 };
@@ -19,20 +20,19 @@ use crate::kubelet::plan::pod::policy;
 use crate::kubelet::plan::restart::{self, Next};
 use crate::kubelet::qos::QosClass;
 use crate::store::ids::PodUid;
-use crate::store::records::ExitCause;
+use crate::store::records::{ExitCause, ExitRecord};
 
 /// How long the first word about a failure stands before the back-off's.
 const FRESH: i64 = 2 * SECOND;
 
 /// A pod that is wanted but not admitted.
-pub fn unadmitted(pod: &Pod, verdict: &Verdict, node: &Node, now: Now) -> PodStatus {
+pub fn unadmitted(pod: &Pod, verdict: &Verdict, node: &Node) -> PodStatus {
     let mut status = PodStatus { phase: "Pending".into(), qos_class: QosClass::of(pod).as_str().into(), ..PodStatus::default() };
     match verdict {
         Verdict::Reject { reason, message } => {
             status.phase = "Failed".into();
             status.reason = (*reason).into();
             status.message.clone_from(message);
-            status.start_time = Some(WallTime(now.wall).seconds());
         }
         Verdict::Wait { message } => {
             status.conditions.push(PodCondition {
@@ -96,7 +96,7 @@ impl View<'_> {
         let state = self.state.containers.get(&container.name).unwrap_or(&empty);
         let mut status = ContainerStatus {
             name: container.name.clone(),
-            image: container.image.clone(),
+            image: full_name(&container.image),
             started: Some(false),
             ..ContainerStatus::default()
         };
@@ -278,22 +278,31 @@ fn running(started_at: i64) -> ApiState {
 /// The published end of an attempt.
 fn terminated(attempt: &AttemptState) -> Option<Terminated> {
     let Phase::Ended { exit, journalled: true, .. } = &attempt.phase else { return None };
-    let reason = match (exit.reason.as_str(), exit.oom, exit.code) {
-        ("", true, _) => "OOMKilled",
-        ("", false, 0) => "Completed",
-        ("", false, _) => "Error",
-        (reason, _, _) => reason,
-    };
     Some(Terminated {
         exit_code: exit.code,
         // The kubelet leaves it out: runtimes fold a signal into the code, 128 + signal.
         signal: None,
-        reason: reason.into(),
+        reason: exit_reason(exit).into(),
         message: exit.message.clone(),
         started_at: Some(WallTime(exit.started_at).seconds()),
         finished_at: Some(WallTime(exit.finished_at).seconds()),
         container_id: format!("coracle://{}", attempt.id),
     })
+}
+
+/// The runtime's word for an end.
+pub fn exit_reason(exit: &ExitRecord) -> &str {
+    match (exit.reason.as_str(), exit.oom, exit.code) {
+        ("", true, _) => "OOMKilled",
+        ("", false, 0) => "Completed",
+        ("", false, _) => "Error",
+        (reason, _, _) => reason,
+    }
+}
+
+/// As runtimes tell it: `docker.io/library/busybox:latest`; as written where it is no reference.
+fn full_name(image: &str) -> String {
+    reference::normalize(image).map_or_else(|_| image.to_owned(), |reference| reference.to_string())
 }
 
 fn image_waiting(image: &str, state: &ImageState, now: Now) -> Option<Waiting> {
