@@ -9,12 +9,10 @@
 //! of them out of the source and holds them to that. Without the cargo feature `failpoints`
 //! a call is nothing. Source: the idea of fail(9).
 
-use std::io;
-
 /// A place that may fail. Call it right after the step that it is named for.
 #[cfg(not(feature = "failpoints"))]
 #[inline(always)]
-pub fn hit(_name: &'static str) -> io::Result<()> {
+pub fn hit(_name: &'static str) -> std::io::Result<()> {
     Ok(())
 }
 
