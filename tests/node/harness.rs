@@ -44,7 +44,7 @@ impl Node {
         let pid = std::process::id();
         let dir = tempfile::Builder::new().prefix("coracle-node-").tempdir().unwrap();
         fs::create_dir(dir.path().join("manifests")).unwrap();
-        let mut node = Node {
+        let node = Node {
             dir,
             instance: format!("n{:x}x{n}", pid & 0xf_ffff),
             agent: None,
@@ -179,11 +179,6 @@ impl Node {
         self.pod(name).map_or(Value::Null, |p| p["status"].clone())
     }
 
-    /// Status of a container, init or not.
-    pub fn container(&self, pod: &str, name: &str) -> Value {
-        container(&self.status(pod), name)
-    }
-
     pub fn wait(&self, what: &str, seconds: u64, mut until: impl FnMut(&Node) -> bool) {
         let limit = Instant::now() + Duration::from_secs(seconds);
         while !until(self) {
@@ -224,22 +219,20 @@ impl Node {
 
     /// Host pids of every process in this node's pods, by cgroup.
     pub fn pids(&self) -> Vec<i32> {
-        let mut pids = Vec::new();
-        for dir in self.cgroups() {
-            if dir.components().any(|c| c.as_os_str() == "kubepods") {
-                let text = fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default();
-                pids.extend(text.lines().filter_map(|l| l.parse::<i32>().ok()));
-            }
-        }
-        pids.sort_unstable();
-        pids.dedup();
-        pids
+        self.members(true)
     }
 
     pub fn monitors(&self) -> Vec<i32> {
+        self.members(false)
+    }
+
+    /// By the one hierarchy that says it: v2, or v1's pids.
+    fn members(&self, of_pods: bool) -> Vec<i32> {
+        let v1 = Path::new("/sys/fs/cgroup/pids");
+        let base = if v1.is_dir() { v1 } else { Path::new("/sys/fs/cgroup") };
         let mut pids = Vec::new();
-        for dir in self.cgroups() {
-            if !dir.components().any(|c| c.as_os_str() == "kubepods") {
+        for dir in self.cgroups().into_iter().filter(|dir| dir.starts_with(base)) {
+            if of_pods == dir.components().any(|c| c.as_os_str() == "kubepods") {
                 let text = fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default();
                 pids.extend(text.lines().filter_map(|l| l.parse::<i32>().ok()));
             }

@@ -120,8 +120,12 @@ impl View<'_> {
                 }
             }
             Phase::Running { started_at } => status.state = running(*started_at),
-            // Not published before it is journalled.
-            Phase::Ended { exit, journalled: false, .. } if exit.started_at > 0 => status.state = running(exit.started_at),
+            // Not published before it is journalled; but what a reboot ended does not run.
+            Phase::Ended { exit, journalled: false, .. }
+                if exit.started_at > 0 && matches!(self.state.sandbox, Sandbox::Up { .. }) =>
+            {
+                status.state = running(exit.started_at);
+            }
             Phase::Ended { journalled: false, .. } => status.state.waiting = Some(self.waiting(container, state)),
             Phase::Ended { exit, journalled: true, boot } => {
                 status.state.terminated = terminated(current);
