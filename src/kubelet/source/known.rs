@@ -188,4 +188,72 @@ mod tests {
             assert_eq!(fate(field), fate_of_it, "{field}");
         }
     }
+
+    /// Takes the field names that a type's Deserialize asks for.
+    struct Names<'a>(&'a mut Vec<&'static str>);
+
+    impl<'de> serde::Deserializer<'de> for Names<'_> {
+        type Error = serde::de::value::Error;
+        fn deserialize_any<V: serde::de::Visitor<'de>>(self, _: V) -> Result<V::Value, Self::Error> {
+            Err(serde::de::Error::custom("a struct was expected"))
+        }
+        fn deserialize_struct<V: serde::de::Visitor<'de>>(
+            self,
+            _: &'static str,
+            fields: &'static [&'static str],
+            _: V,
+        ) -> Result<V::Value, Self::Error> {
+            self.0.extend(fields);
+            Err(serde::de::Error::custom("names are all that is wanted"))
+        }
+        serde::forward_to_deserialize_any! {
+            bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf option unit
+            unit_struct newtype_struct seq tuple tuple_struct map enum identifier ignored_any
+        }
+    }
+
+    fn names<'de, T: serde::Deserialize<'de>>() -> std::collections::BTreeSet<&'static str> {
+        let mut found = Vec::new();
+        // It ends with the error that says so; the names are what counts.
+        drop(T::deserialize(Names(&mut found)));
+        assert!(!found.is_empty());
+        found.into_iter().collect()
+    }
+
+    /// What Kubernetes has and we have not, told by k8s-openapi, is exactly what the tables list.
+    fn compare<'de, Theirs: serde::Deserialize<'de>, Ours: serde::Deserialize<'de>>(place: &str, fates: &[Fate]) {
+        let (theirs, ours) = (names::<Theirs>(), names::<Ours>());
+        let invented: Vec<_> = ours.difference(&theirs).collect();
+        assert!(invented.is_empty(), "{place}: Kubernetes has no {invented:?}");
+        let forgotten: Vec<_> =
+            theirs.difference(&ours).filter(|name| !fates.contains(&fate(&format!("{place}{name}")))).collect();
+        assert!(forgotten.is_empty(), "{place}: the tables lack {forgotten:?}");
+    }
+
+    #[test]
+    fn the_tables_are_those_of_kubernetes() {
+        use crate::api::{meta, pod};
+        use k8s_openapi::api::core::v1 as k8s;
+        const TOLD: &[Fate] = &[Fate::NotYet, Fate::Refused];
+        compare::<k8s::Pod, pod::Pod>("", &[Fate::Silent]);
+        compare::<k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta, meta::ObjectMeta>("metadata.", &[Fate::Silent, Fate::NotYet]);
+        compare::<k8s::PodSpec, pod::PodSpec>("spec.", TOLD);
+        compare::<k8s::PodSecurityContext, pod::PodSecurityContext>("spec.securityContext.", TOLD);
+        compare::<k8s::Volume, pod::Volume>("spec.volumes[0].", &[Fate::Refused]);
+        for list in ["containers", "initContainers"] {
+            let at = format!("spec.{list}[0].");
+            compare::<k8s::Container, pod::Container>(&at, TOLD);
+            compare::<k8s::VolumeMount, pod::VolumeMount>(&format!("{at}volumeMounts[0]."), TOLD);
+            compare::<k8s::SecurityContext, pod::SecurityContext>(&format!("{at}securityContext."), TOLD);
+            compare::<k8s::ResourceRequirements, pod::ResourceRequirements>(&format!("{at}resources."), TOLD);
+            compare::<k8s::EnvVarSource, pod::EnvVarSource>(&format!("{at}env[0].valueFrom."), TOLD);
+        }
+        // And the tables name nothing that Kubernetes does not have.
+        let spec = names::<k8s::PodSpec>();
+        let volumes = names::<k8s::Volume>();
+        let containers = names::<k8s::Container>();
+        let invented = POD_SPEC.iter().filter(|n| !spec.contains(*n)).chain(VOLUME_TYPES.iter().filter(|n| !volumes.contains(*n)));
+        let invented: Vec<_> = invented.chain(CONTAINER.iter().filter(|n| !containers.contains(*n))).collect();
+        assert!(invented.is_empty(), "{invented:?}");
+    }
 }
