@@ -91,7 +91,8 @@ fn show(mut answers: Answers, output: Output) -> Result<Exit, CliError> {
     let mut images = Vec::new();
     while let Some(answer) = answers.next()? {
         match answer {
-            Answer::Image(image) => images.push(image),
+            // An archive names one image many times.
+            Answer::Image(image) if !images.contains(&image) => images.push(image),
             Answer::Said { text } => eprintln!("{}", table::clean(&text)),
             // A newer agent may tell more than was asked for.
             _ => {}

@@ -45,7 +45,7 @@ const PODS: Duration = Duration::from_secs(120);
 const AGENT: Duration = Duration::from_secs(20);
 
 fn run(given: &Given) -> Result<Exit, CliError> {
-    let mut config = agent::config(given)?;
+    let mut config = agent::remembered(agent::config(given)?)?;
     let running = match Client::if_running(&config.roots)? {
         Some(client) => Some(info::fetch(client)?),
         None => None,
@@ -212,17 +212,23 @@ fn remove_cgroups(parent: &str) -> Vec<String> {
         Err(error) => return vec![format!("cgroups: {}", obs::chain(&error))],
     };
     let base = parent.trim_end_matches('/');
-    let mut paths: Vec<String> =
-        ["/kubepods/burstable", "/kubepods/besteffort", "/kubepods", "/coracle"].map(|path| format!("{base}{path}")).into();
+    let paths =
+        ["/kubepods/burstable", "/kubepods/besteffort", "/kubepods", "/coracle"].map(|path| format!("{base}{path}"));
+    let mut left = Vec::new();
+    let mut remove = |cgroups: &Cgroups, path: &str| {
+        let empty = cgroups.children(path).is_ok_and(|c| c.is_empty()) && cgroups.pids(path).is_ok_and(|p| p.is_empty());
+        if empty && let Err(error) = cgroups.remove(path) {
+            left.push(obs::chain(&error).to_string());
+        }
+    };
+    for path in paths {
+        remove(&cgroups, &path);
+    }
     // A parent below a unit is the unit's.
     if !base.is_empty() && !base.contains(".service") && !base.contains(".slice") {
-        paths.push(base.to_owned());
-    }
-    let mut left = Vec::new();
-    for path in paths {
-        let empty = cgroups.children(&path).is_ok_and(|c| c.is_empty()) && cgroups.pids(&path).is_ok_and(|p| p.is_empty());
-        if empty && let Err(error) = cgroups.remove(&path) {
-            left.push(obs::chain(&error).to_string());
+        match Cgroups::detect("/") {
+            Ok(all) => remove(&all, base),
+            Err(error) => left.push(format!("cgroups: {}", obs::chain(&error))),
         }
     }
     left
