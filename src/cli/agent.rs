@@ -24,8 +24,12 @@ const MANIFESTS: Flag = Flag {
     value: Some("DIR"),
     help: "run every Pod of the YAML and JSON files in DIR (also ConfigMaps and Secrets); required",
 };
-const NODE_NAME: Flag =
-    Flag { long: "node-name", short: None, value: Some("NAME"), help: "this node's name (default: the host's name in lower case)" };
+const NODE_NAME: Flag = Flag {
+    long: "node-name",
+    short: None,
+    value: Some("NAME"),
+    help: "this node's name (default: the host's name in lower case)",
+};
 const NODE_IP: Flag = Flag {
     long: "node-ip",
     short: None,
@@ -114,11 +118,12 @@ pub const VERB: Verb = Verb {
 
 /// Flags that decide where an agent's things are; also for verbs that work without the agent.
 pub fn config(given: &Given) -> Result<Config, CliError> {
-    let usage = |flag: &Flag, text: &str, expected: &str| CliError::Usage(format!("--{} \"{text}\": expected {expected}", flag.long));
+    let usage =
+        |flag: &Flag, text: &str, expected: &str| CliError::Usage(format!("--{} \"{text}\": expected {expected}", flag.long));
     let instance = match given.text(&INSTANCE)? {
-        Some(name) => Some(
-            config::instance_name(name).ok_or_else(|| usage(&INSTANCE, name, "1 to 13 of a-z, 0-9 and -, a letter first"))?,
-        ),
+        Some(name) => {
+            Some(config::instance_name(name).ok_or_else(|| usage(&INSTANCE, name, "1 to 13 of a-z, 0-9 and -, a letter first"))?)
+        }
         None => None,
     };
     let mut config = Config::at(None, instance);
@@ -150,7 +155,11 @@ pub fn config(given: &Given) -> Result<Config, CliError> {
     config.mtu = given.parse(&MTU, "a number of bytes")?;
     if let Some(parent) = given.text(&CGROUP_PARENT)? {
         if !parent.starts_with('/') || parent.split('/').any(|part| part == "..") {
-            return Err(usage(&CGROUP_PARENT, parent, "a path from the hierarchy's root, such as /system.slice/coracle-pods.service"));
+            return Err(usage(
+                &CGROUP_PARENT,
+                parent,
+                "a path from the hierarchy's root, such as /system.slice/coracle-pods.service",
+            ));
         }
         config.cgroup_parent = parent.to_owned();
     }

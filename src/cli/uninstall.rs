@@ -212,8 +212,7 @@ fn remove_cgroups(parent: &str) -> Vec<String> {
         Err(error) => return vec![format!("cgroups: {}", obs::chain(&error))],
     };
     let base = parent.trim_end_matches('/');
-    let paths =
-        ["/kubepods/burstable", "/kubepods/besteffort", "/kubepods", "/coracle"].map(|path| format!("{base}{path}"));
+    let paths = ["/kubepods/burstable", "/kubepods/besteffort", "/kubepods", "/coracle"].map(|path| format!("{base}{path}"));
     let mut left = Vec::new();
     let mut remove = |cgroups: &Cgroups, path: &str| {
         let empty = cgroups.children(path).is_ok_and(|c| c.is_empty()) && cgroups.pids(path).is_ok_and(|p| p.is_empty());
