@@ -30,6 +30,8 @@ pub struct Node {
     pub dir: tempfile::TempDir,
     pub instance: String,
     pub agent: Option<Child>,
+    /// Environment of the next agent that is started.
+    pub env: Vec<(&'static str, String)>,
     cidr: String,
     /// Pid of a process that holds a mount namespace with another boot id; all runs in there.
     holder: Option<Child>,
@@ -48,6 +50,7 @@ impl Node {
             dir,
             instance: format!("n{:x}x{n}", pid & 0xf_ffff),
             agent: None,
+            env: Vec::new(),
             cidr: format!("10.{}.{}.0/24", 128 + pid % 64, n % 250),
             holder: None,
             _turn: turn,
@@ -115,6 +118,7 @@ impl Node {
         let mut command = self.command(CORACLE);
         command.args(["agent", "--log-level", "debug", "--node-name", "testnode", "--node-ip", "192.0.2.7"]);
         command.args(["--pod-cidr", &self.cidr, "--instance", &self.instance, "--stop-grace", "5"]);
+        command.envs(self.env.iter().map(|(name, value)| (name, value)));
         command.arg("--manifests").arg(self.path("manifests")).arg("--root").arg(self.root());
         self.agent = Some(command.stdin(Stdio::null()).stderr(log).spawn().unwrap());
     }
@@ -224,6 +228,21 @@ impl Node {
 
     pub fn monitors(&self) -> Vec<i32> {
         self.members(false)
+    }
+
+    /// Shells among them: the main processes of [`pod`]'s containers, without what they start.
+    pub fn shells(&self) -> Vec<i32> {
+        let is_shell = |pid: &i32| fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim() == "sh");
+        self.pids().into_iter().filter(is_shell).collect()
+    }
+
+    /// True once the agent has died by itself.
+    pub fn agent_died(&mut self) -> bool {
+        let died = self.agent.as_mut().is_some_and(|agent| agent.try_wait().unwrap().is_some());
+        if died {
+            self.agent = None;
+        }
+        died
     }
 
     /// By the one hierarchy that says it: v2, or v1's pids.
