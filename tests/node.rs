@@ -3,6 +3,7 @@
 //! nothing behind. Needs root and busybox-static.
 
 #[path = "node/harness.rs"]
+#[allow(dead_code)]
 mod harness;
 
 use std::fs;

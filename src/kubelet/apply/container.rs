@@ -17,7 +17,7 @@ use crate::kubelet::translate::{self, SeccompChoice, TranslateInput};
 use crate::net::texts::{self, ResolvInput};
 use crate::obs::chain;
 use crate::runtime::model::{ContainerSpec, LogSpec, Rootfs};
-use crate::runtime::{RuntimeError, seccomp, spec as oci, user};
+use crate::runtime::{FailureKind, RuntimeError, seccomp, spec as oci, user};
 use crate::store::atomic;
 use crate::store::ids::{ContainerId, PodUid};
 use crate::store::records::{ExitRecord, Record};
@@ -321,8 +321,9 @@ impl Making<'_> {
 /// A container's own failure is an attempt that ended; all others are worth another try.
 fn runtime_failed(error: RuntimeError) -> Made {
     match error.start_failure() {
+        // Ours, not the container's: nothing of it has run.
+        Some((FailureKind::HelperDied, _)) | None => Made::Failed(Failed::new(FailReason::Create, &error)),
         Some((_, message)) => Made::NotStarted(message.to_owned()),
-        None => Made::Failed(Failed::new(FailReason::Create, &error)),
     }
 }
 
