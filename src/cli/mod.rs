@@ -17,6 +17,7 @@ mod pod_row;
 mod pods;
 mod monitor;
 mod stop_all;
+mod net;
 mod table;
 mod uninstall;
 mod agent;
@@ -46,6 +47,9 @@ pub const VERBS: &[&Verb] = &[
     &stop_all::VERB,
     &uninstall::VERB,
     &pod::PLAN,
+    &net::ADD,
+    &net::DEL,
+    &net::CHECK,
     &monitor::VERB,
     &unpack::VERB,
     &version::VERB,

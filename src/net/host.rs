@@ -47,6 +47,7 @@ impl Inner {
             let want = self.want()?;
             let actions = plan::plan(&want, &observe::seen(&mut socket, &want)?)?;
             if actions.is_empty() {
+                self.state().ensured = true;
                 return Ok(());
             }
             let netns_of = |uid: &str| self.state().pods.get(uid).map(|p| p.lease.netns.clone());

@@ -72,6 +72,8 @@ struct State {
     pods: BTreeMap<String, Pod>,
     lacks: BTreeMap<Feature, Lack>,
     tables: Vec<firewall::Table>,
+    /// The host was seen as it should be, bridge and all.
+    ensured: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -118,7 +120,7 @@ impl Net {
             ipam.recall(&memory);
         }
         let tables = firewall::Table::all(&names, &cidrs);
-        let state = State { ipam, pods, lacks, tables };
+        let state = State { ipam, pods, lacks, tables, ensured: false };
         let (pass, tables, state) = (Mutex::new(()), Mutex::new(()), Mutex::new(state));
         Ok(Net { inner: Arc::new(Inner { names, cidrs, mtu: config.mtu, leases, boot_id, effects, pass, tables, state }) })
     }
@@ -138,8 +140,8 @@ impl Net {
     /// Gives the pod's namespace its eth0, addresses, routes and host ports. Again for the same
     /// uid: the same answer.
     pub fn attach(&self, request: &AttachRequest) -> Result<Attachment, NetError> {
-        let lease = self.inner.reserve(request)?;
-        match self.inner.attach(&lease) {
+        let (lease, before) = self.inner.reserve(request)?;
+        match self.inner.attach(&lease, before.as_ref()) {
             Ok(mtu) => Ok(Attachment { addresses: lease.addresses, mtu }),
             Err(error) => {
                 // What cannot be taken back now stays reserved: detach or the next start does it.
@@ -149,6 +151,15 @@ impl Net {
                 Err(error)
             }
         }
+    }
+
+    /// What a pod has, where its network is whole.
+    pub fn attachment(&self, uid: &str, netns: &std::path::Path) -> Result<Option<Attachment>, NetError> {
+        let Some(lease) = self.inner.state().pods.get(uid).map(|p| p.lease.clone()) else { return Ok(None) };
+        let lease = Lease { netns: netns.to_owned(), ..lease };
+        let link = PodLink { names: &self.inner.names, lease: &lease, cidrs: &self.inner.cidrs };
+        let mtu = link.is_whole(&mut self.inner.route_socket()?)?;
+        Ok(mtu.map(|mtu| Attachment { addresses: lease.addresses.clone(), mtu }))
     }
 
     /// Takes all of it away. Again, or for a pod that never had any: nothing happens.
@@ -207,8 +218,8 @@ impl Inner {
         move |source| NetError::Io { operation, object: object.clone(), source }
     }
 
-    /// Addresses and host ports for a pod, or why there are none.
-    fn reserve(&self, request: &AttachRequest) -> Result<Lease, NetError> {
+    /// Addresses and host ports for a pod, or why there are none; and the lease that it had before.
+    fn reserve(&self, request: &AttachRequest) -> Result<(Lease, Option<Lease>), NetError> {
         if self.cidrs.is_empty() {
             return Err(NetError::NoRange { pod: request.pod.clone() });
         }
@@ -237,11 +248,11 @@ impl Inner {
             addresses,
             host_ports: request.host_ports.clone(),
         };
-        state.pods.insert(request.uid.clone(), Pod { lease: lease.clone(), leaving: false });
-        Ok(lease)
+        let before = state.pods.insert(request.uid.clone(), Pod { lease: lease.clone(), leaving: false });
+        Ok((lease, before.map(|pod| pod.lease)))
     }
 
-    fn attach(&self, lease: &Lease) -> Result<u32, NetError> {
+    fn attach(&self, lease: &Lease, before: Option<&Lease>) -> Result<u32, NetError> {
         let started = std::time::Instant::now();
         self.leases.save(lease).map_err(self.lease_io("write the lease of", &lease.uid))?;
         self.save_memory()?;
@@ -256,7 +267,11 @@ impl Inner {
                 link.make(&mut socket, &self.effects, &bridge)?
             }
         };
-        self.open_host_ports(lease)?;
+        match before {
+            // Whatever it had and has no more goes.
+            Some(before) if before.host_ports != lease.host_ports => self.ensure_tables()?,
+            _ => self.open_host_ports(lease)?,
+        }
         reached("net.attach.hostports", &lease.pod)?;
         tracing::debug!(pod = lease.pod, addresses = ?lease.addresses, took = ?started.elapsed(), "attached to the network");
         Ok(mtu)
@@ -265,7 +280,9 @@ impl Inner {
     /// The bridge, made where it is missing.
     fn bridge(&self, socket: &mut crate::sys::netlink::Socket) -> Result<rtnl::Link, NetError> {
         let look = |source| NetError::Kernel { operation: "look at the bridge", object: self.names.bridge.clone(), source };
-        if let Some(bridge) = rtnl::link(socket, &self.names.bridge).map_err(look)?
+        // There is more to a bridge than being there; once we have seen it all, this is enough.
+        if self.state().ensured
+            && let Some(bridge) = rtnl::link(socket, &self.names.bridge).map_err(look)?
             && bridge.up
             && bridge.alias == self.names.bridge_alias
         {

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{self, Read};
+use std::io;
 use std::net::IpAddr;
 use std::path::Path;
 
@@ -15,9 +15,6 @@ use crate::sys::{netns, rtnl, sysctl};
 
 /// A pod's interface, in its own namespace.
 pub const POD_LINK: &str = "eth0";
-const RESOLV_MAX: u64 = 64 * 1024;
-/// Where the servers behind a stub on loopback are written down.
-const UPSTREAMS: [&str; 2] = ["/run/systemd/resolve/resolv.conf", "/run/NetworkManager/no-stub-resolv.conf"];
 
 pub fn seen(socket: &mut Socket, want: &Want) -> Result<Seen, NetError> {
     let kernel = |operation| move |source| NetError::Kernel { operation, object: String::new(), source };
@@ -104,19 +101,4 @@ pub fn pod_addresses(netns_path: &Path, host_link: u32) -> Result<Option<Vec<IpA
         rtnl::addresses(&mut socket, link.index).map_err(kernel)?.into_iter().map(|(ip, _)| ip).collect();
     addresses.sort();
     Ok(Some(addresses))
-}
-
-/// The node's resolv.conf, and those of the servers behind it, for [`super::texts::host_dns`].
-/// A file that is not there is an empty text.
-pub fn resolv_files() -> io::Result<(String, Vec<String>)> {
-    let read = |path: &str| {
-        let mut text = String::new();
-        match fs::File::open(path).and_then(|f| f.take(RESOLV_MAX).read_to_string(&mut text)) {
-            Ok(_) => Ok(text),
-            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(String::new()),
-            Err(e) => Err(e),
-        }
-    };
-    let upstreams = UPSTREAMS.iter().map(|path| read(path)).collect::<io::Result<Vec<_>>>()?;
-    Ok((read("/etc/resolv.conf")?, upstreams))
 }

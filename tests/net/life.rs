@@ -10,7 +10,7 @@ use coracle::net::model::NetError;
 use crate::world::*;
 
 /// Everything of the node that we could leave something in.
-fn picture(world: &World) -> String {
+pub fn picture(world: &World) -> String {
     let sysctls = ["net/ipv4/ip_forward", "net/ipv4/conf/all/send_redirects", "net/ipv4/conf/all/accept_redirects",
         "net/ipv6/conf/all/forwarding", "net/ipv6/conf/up0/accept_ra", "net/ipv6/conf/default/accept_ra"]
     .map(|name| format!("{name}={}", world.node.sysctl(name)))

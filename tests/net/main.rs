@@ -3,6 +3,7 @@
 //! and packets that arrive or do not.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod crash;
 mod datapath;
 mod life;
 mod world;

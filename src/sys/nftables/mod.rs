@@ -18,7 +18,6 @@ const BATCH_BEGIN: u16 = 0x10;
 const BATCH_END: u16 = 0x11;
 const NEWTABLE: u16 = 0;
 const DELTABLE: u16 = 2;
-const GETTABLE: u16 = 1;
 const NEWCHAIN: u16 = 3;
 const GETCHAIN: u16 = 4;
 const NEWRULE: u16 = 6;
@@ -227,17 +226,6 @@ pub fn commit(socket: &mut Socket, what: &str, batch: &Batch) -> Result<(), Batc
     parts.extend(batch.messages.iter().map(|m| (m.clone(), true)));
     parts.push(edge(BATCH_END));
     socket.batch(what, &parts).map_err(|e| BatchError { message: e.message.and_then(|at| at.checked_sub(1)), error: e.error })
-}
-
-/// All tables: family number and name.
-pub fn tables(socket: &mut Socket) -> Result<Vec<(u8, String)>, NetlinkError> {
-    let all = Message::new(SUBSYSTEM << 8 | GETTABLE, 0, &[0; 4], Attrs::new());
-    let replies = socket.dump("list nftables tables", &all)?;
-    Ok(replies
-        .iter()
-        .filter(|r| r.kind == SUBSYSTEM << 8 | NEWTABLE)
-        .filter_map(|r| Some((*r.payload.first()?, text(attribute(body(r), 1)?))))
-        .collect())
 }
 
 /// A base chain of anybody's.
