@@ -132,7 +132,11 @@ fn files_that_come_change_and_go_are_seen_at_once() {
     assert_eq!(images(&second), ["a=two"]);
     assert_ne!(uid(&first), uid(&second));
     // A plain write, a hard link, a link.
-    fs::write(w.dir.join("b.json"), r#"{"apiVersion":"v1","kind":"Pod","metadata":{"name":"b"},"spec":{"containers":[{"name":"c","image":"j"}]}}"#).unwrap();
+    fs::write(
+        w.dir.join("b.json"),
+        r#"{"apiVersion":"v1","kind":"Pod","metadata":{"name":"b"},"spec":{"containers":[{"name":"c","image":"j"}]}}"#,
+    )
+    .unwrap();
     assert_eq!(images(&s.until(|u| u.pods.len() == 2)), ["a=two", "b=j"]);
     fs::hard_link(w.dir.join("b.json"), w.dir.join("c.json")).unwrap();
     assert!(s.next().problems[0].message.contains("already defined in b.json"));

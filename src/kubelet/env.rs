@@ -8,9 +8,7 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use crate::api::pod::{
-    Container, EnvFromSource, EnvVarSource, KeySelector, OptionalReference, Pod, ResourceFieldSelector,
-};
+use crate::api::pod::{Container, EnvFromSource, EnvVarSource, KeySelector, OptionalReference, Pod, ResourceFieldSelector};
 use crate::api::quantity::Quantity;
 use crate::kubelet::validate::{self, names};
 use crate::volumes::model::{Contents, Data};
@@ -56,7 +54,9 @@ pub enum EnvError {
     NoSecret(String),
     #[error("couldn't find key {key} in {kind} {namespace}/{name}")]
     NoKey { key: String, kind: &'static str, namespace: String, name: String },
-    #[error("key {key} in {kind} {namespace}/{name} is no UTF-8 text without NUL bytes, so it cannot be an environment variable: mount it as a file")]
+    #[error(
+        "key {key} in {kind} {namespace}/{name} is no UTF-8 text without NUL bytes, so it cannot be an environment variable: mount it as a file"
+    )]
     NoText { key: String, kind: &'static str, namespace: String, name: String },
     #[error("field label not supported: {0}")]
     Field(String),
@@ -100,7 +100,12 @@ impl Scope<'_> {
     }
 
     /// All keys of a ConfigMap or Secret.
-    fn whole(&self, from: &EnvFromSource, env: &mut BTreeMap<String, String>, warnings: &mut Vec<String>) -> Result<(), EnvError> {
+    fn whole(
+        &self,
+        from: &EnvFromSource,
+        env: &mut BTreeMap<String, String>,
+        warnings: &mut Vec<String>,
+    ) -> Result<(), EnvError> {
         let (kind, reference, data): (_, &OptionalReference, _) = match (&from.config_map_ref, &from.secret_ref) {
             (Some(map), _) => ("configMap", map, self.contents.config_map(self.namespace(), &map.name)),
             (None, Some(secret)) => ("secret", secret, self.contents.secret(self.namespace(), &secret.name)),

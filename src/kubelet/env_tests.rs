@@ -52,7 +52,9 @@ fn env_comes_after_env_from_and_a_later_name_wins() {
     assert_eq!(env(fields), ["A=map-a", "B=own2", "C=map-a word own $(later) $(A)", "S_A=secret-a", "S_P=word", "later=x"]);
     assert_eq!(
         resolved(fields).unwrap().warnings,
-        ["Keys [bin] from the EnvFrom configMap ns/m were skipped since they are considered invalid environment variable names or values."]
+        [
+            "Keys [bin] from the EnvFrom configMap ns/m were skipped since they are considered invalid environment variable names or values."
+        ]
     );
     assert!(!format!("{:?}", resolved(fields).unwrap()).contains("word"));
 }
@@ -105,7 +107,10 @@ fn what_is_missing_is_told_in_the_kubelets_words() {
         ("env: [{name: V, valueFrom: {secretKeyRef: {name: x, key: Z}}}]", "secret \"x\" not found"),
         ("envFrom: [{configMapRef: {name: x}}]", "configmap \"x\" not found"),
         ("envFrom: [{secretRef: {name: x}}]", "secret \"x\" not found"),
-        ("env: [{name: V, valueFrom: {configMapKeyRef: {name: m, key: bin}}}]", "key bin in ConfigMap ns/m is no UTF-8 text without NUL bytes, so it cannot be an environment variable: mount it as a file"),
+        (
+            "env: [{name: V, valueFrom: {configMapKeyRef: {name: m, key: bin}}}]",
+            "key bin in ConfigMap ns/m is no UTF-8 text without NUL bytes, so it cannot be an environment variable: mount it as a file",
+        ),
     ] {
         assert_eq!(resolved(fields).unwrap_err().to_string(), words);
     }

@@ -85,7 +85,10 @@ mod tests {
     #[test]
     fn lines_are_read_with_their_escapes_and_propagation() {
         let entry = |target: &str, shared, slave| Some(Entry { target: target.into(), shared, slave });
-        assert_eq!(parse(b"36 35 98:0 / /mnt/a\\040b\\134c rw,noatime shared:1 master:2 - ext4 /dev/root rw"), entry("/mnt/a b\\c", true, true));
+        assert_eq!(
+            parse(b"36 35 98:0 / /mnt/a\\040b\\134c rw,noatime shared:1 master:2 - ext4 /dev/root rw"),
+            entry("/mnt/a b\\c", true, true)
+        );
         assert_eq!(parse(b"36 35 98:0 / / rw - ext4 shared:9 rw"), entry("/", false, false));
         assert_eq!(parse(b""), None);
         assert_eq!(of(Path::new("/proc/self")).unwrap().unwrap().target, Path::new("/proc"));

@@ -77,7 +77,8 @@ impl Volumes {
             sub_path: wanted.sub_path.clone(),
             why: sub_path::explain(e),
         };
-        let opened = open_path(root).and_then(|volume| sub_path::open(volume.as_fd(), &wanted.sub_path)).map_err(|e| failed(&e))?;
+        let opened =
+            open_path(root).and_then(|volume| sub_path::open(volume.as_fd(), &wanted.sub_path)).map_err(|e| failed(&e))?;
         let opened = fs::File::from(opened);
         let found = opened.metadata().map_err(|e| failed(&e))?;
         match fs::symlink_metadata(target) {

@@ -112,7 +112,10 @@ mod tests {
         let items = [item("a", "./x//a", Some(0o400))];
         let mut wish = Wish { kind: "configmap", name: "m", items: &[], default_mode: Some(0o640), optional: false };
         let all = files(&wish, Some(&data)).unwrap();
-        assert_eq!(all.iter().map(|(p, f)| (p.as_str(), f.bytes, f.mode)).collect::<Vec<_>>(), [("a", &b"1"[..], 0o640), ("b", b"2", 0o640)]);
+        assert_eq!(
+            all.iter().map(|(p, f)| (p.as_str(), f.bytes, f.mode)).collect::<Vec<_>>(),
+            [("a", &b"1"[..], 0o640), ("b", b"2", 0o640)]
+        );
         wish.items = &items;
         let some = files(&wish, Some(&data)).unwrap();
         assert_eq!(some.iter().map(|(p, f)| (p.as_str(), f.mode)).collect::<Vec<_>>(), [("x/a", 0o400)]);

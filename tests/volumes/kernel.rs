@@ -29,11 +29,15 @@ fn every_kind_is_made_as_the_kubelet_makes_it_and_a_second_setup_writes_nothing(
             "{name: sec, mountPath: /s}, {name: e, mountPath: /deep/e}, {name: cm, mountPath: '/c//d/.', readOnly: false}, {name: mem, mountPath: /m, readOnly: true}",
         );
         w.setup(&pod).unwrap();
-        let (e, mem, cm, sec) = (w.volume("empty-dir", "e"), w.volume("empty-dir", "mem"), w.volume("configmap", "cm"), w.volume("secret", "sec"));
+        let (e, mem, cm, sec) =
+            (w.volume("empty-dir", "e"), w.volume("empty-dir", "mem"), w.volume("configmap", "cm"), w.volume("secret", "sec"));
         assert_eq!((mode(&e), mode(&mem), mode(&cm), mode(&sec)), (0o777, 0o1777, 0o777, 0o1777));
         assert_eq!((read(cm.join("x/y")), read(cm.join("b")), read(sec.join("key"))), ("1".into(), "2".into(), "word".into()));
         assert_eq!(fs::read_link(cm.join("b")).unwrap(), Path::new("..data/b"));
-        assert_eq!((mode(&fs::canonicalize(cm.join("x/y")).unwrap()), mode(&fs::canonicalize(cm.join("b")).unwrap())), (0o400, 0o640));
+        assert_eq!(
+            (mode(&fs::canonicalize(cm.join("x/y")).unwrap()), mode(&fs::canonicalize(cm.join("b")).unwrap())),
+            (0o400, 0o640)
+        );
         assert_eq!(mode(&fs::canonicalize(sec.join("key")).unwrap()), 0o644);
         assert_eq!(mode(&w.dir()), 0o750);
         assert!(w.volume("configmap", "opt").is_dir());
@@ -45,7 +49,10 @@ fn every_kind_is_made_as_the_kubelet_makes_it_and_a_second_setup_writes_nothing(
         fs::remove_file(mem.join("big")).unwrap();
 
         let standing = w.standing();
-        assert_eq!(standing, [Effect::Dir { path: w.dir() }, Effect::Mount { target: mem.clone() }, Effect::Mount { target: sec.clone() }]);
+        assert_eq!(
+            standing,
+            [Effect::Dir { path: w.dir() }, Effect::Mount { target: mem.clone() }, Effect::Mount { target: sec.clone() }]
+        );
         // A container may change its volume's root; that is not ours to set back.
         fs::set_permissions(&e, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
         let before = snapshot(&w.dir());
@@ -183,7 +190,11 @@ fn host_paths_are_held_to_their_type() {
         };
         let told = |path: &str, kind: &str, what: &str| {
             let error = setup(path, kind).unwrap_err().to_string();
-            assert!(error.starts_with("MountVolume.SetUp failed for volume \"h\": hostPath type check failed: ") && error.ends_with(what), "{error}");
+            assert!(
+                error.starts_with("MountVolume.SetUp failed for volume \"h\": hostPath type check failed: ")
+                    && error.ends_with(what),
+                "{error}"
+            );
         };
         for (path, kind) in [
             ("dir", "''"),
@@ -234,7 +245,10 @@ fn propagation_needs_peers() {
         let pod = both(&shared);
         w.setup(&pod).unwrap();
         let error = w.mounts(&pod).unwrap_err();
-        assert!(matches!(error, VolumeError::Mount { .. }) && error.to_string().contains("but it is not a shared mount"), "{error}");
+        assert!(
+            matches!(error, VolumeError::Mount { .. }) && error.to_string().contains("but it is not a shared mount"),
+            "{error}"
+        );
         mount(Some("tmpfs"), &shared, Some("tmpfs"), MsFlags::empty(), None::<&str>).unwrap();
         mount(None::<&str>, &shared, None::<&str>, MsFlags::MS_SHARED, None::<&str>).unwrap();
         let plans = w.mounts(&pod).unwrap();

@@ -18,7 +18,9 @@ const CHILD: &str = "CORACLE_TEST_VOLUMES_CHILD";
 fn everything(root: &Path) -> Pod {
     let shared = root.join("shared").display().to_string();
     pod(
-        &format!("{{name: e, emptyDir: {{}}}}, {{name: mem, emptyDir: {{medium: Memory}}}}, {{name: m, configMap: {{name: m}}}}, {{name: s, secret: {{secretName: s}}}}, {{name: h, hostPath: {{path: {shared}}}}}"),
+        &format!(
+            "{{name: e, emptyDir: {{}}}}, {{name: mem, emptyDir: {{medium: Memory}}}}, {{name: m, configMap: {{name: m}}}}, {{name: s, secret: {{secretName: s}}}}, {{name: h, hostPath: {{path: {shared}}}}}"
+        ),
         "{name: e, mountPath: /a, subPath: x/y}, {name: m, mountPath: /b, subPath: conf}, {name: h, mountPath: /h, mountPropagation: Bidirectional}",
     )
 }
@@ -69,7 +71,11 @@ fn run(root: &Path, point: &str, action: &str, at: u64) -> bool {
     version(&mut w, "three");
     w.setup(&pod).unwrap_or_else(|e| panic!("{case}: {e:?}"));
     let plans = w.mounts(&pod).unwrap_or_else(|e| panic!("{case}: {e:?}"));
-    assert_eq!(read(plans.iter().find(|p| p.destination == Path::new("/b")).map(|p| p.source.clone()).unwrap()), "three", "{case}");
+    assert_eq!(
+        read(plans.iter().find(|p| p.destination == Path::new("/b")).map(|p| p.source.clone()).unwrap()),
+        "three",
+        "{case}"
+    );
     for (kind, name, file) in [("configmap", "m", "conf"), ("secret", "s", "word")] {
         let volume = w.volume(kind, name);
         assert_eq!(read(volume.join(file)), "three", "{case}");

@@ -29,7 +29,9 @@ pub fn fate(field: &str) -> Fate {
         "spec.containers[]" | "spec.initContainers[]" if name == "volumeDevices" => Fate::Refused,
         "spec.containers[]" | "spec.initContainers[]" if listed(CONTAINER) => Fate::NotYet,
         "spec.containers[].volumeMounts[]" | "spec.initContainers[].volumeMounts[]" if name == "subPathExpr" => Fate::Refused,
-        "spec.containers[].volumeMounts[]" | "spec.initContainers[].volumeMounts[]" if name == "recursiveReadOnly" => Fate::NotYet,
+        "spec.containers[].volumeMounts[]" | "spec.initContainers[].volumeMounts[]" if name == "recursiveReadOnly" => {
+            Fate::NotYet
+        }
         "spec.containers[].securityContext" | "spec.initContainers[].securityContext" if listed(SECURITY) => Fate::NotYet,
         "spec.containers[].resources" | "spec.initContainers[].resources" if name == "claims" => Fate::NotYet,
         "spec.containers[].env[].valueFrom" | "spec.initContainers[].env[].valueFrom" if name == "fileKeyRef" => Fate::Refused,
@@ -81,15 +83,8 @@ const POD_SPEC: &[&str] = &[
 const POD_SECURITY: &[&str] =
     &["appArmorProfile", "fsGroupChangePolicy", "seLinuxChangePolicy", "seLinuxOptions", "windowsOptions"];
 
-const CONTAINER: &[&str] = &[
-    "lifecycle",
-    "livenessProbe",
-    "readinessProbe",
-    "resizePolicy",
-    "restartPolicy",
-    "restartPolicyRules",
-    "startupProbe",
-];
+const CONTAINER: &[&str] =
+    &["lifecycle", "livenessProbe", "readinessProbe", "resizePolicy", "restartPolicy", "restartPolicyRules", "startupProbe"];
 
 const SECURITY: &[&str] = &["appArmorProfile", "procMount", "seLinuxOptions", "windowsOptions"];
 
@@ -236,7 +231,10 @@ mod tests {
         use k8s_openapi::api::core::v1 as k8s;
         const TOLD: &[Fate] = &[Fate::NotYet, Fate::Refused];
         compare::<k8s::Pod, pod::Pod>("", &[Fate::Silent]);
-        compare::<k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta, meta::ObjectMeta>("metadata.", &[Fate::Silent, Fate::NotYet]);
+        compare::<k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta, meta::ObjectMeta>(
+            "metadata.",
+            &[Fate::Silent, Fate::NotYet],
+        );
         compare::<k8s::PodSpec, pod::PodSpec>("spec.", TOLD);
         compare::<k8s::PodSecurityContext, pod::PodSecurityContext>("spec.securityContext.", TOLD);
         compare::<k8s::Volume, pod::Volume>("spec.volumes[0].", &[Fate::Refused]);
@@ -252,7 +250,8 @@ mod tests {
         let spec = names::<k8s::PodSpec>();
         let volumes = names::<k8s::Volume>();
         let containers = names::<k8s::Container>();
-        let invented = POD_SPEC.iter().filter(|n| !spec.contains(*n)).chain(VOLUME_TYPES.iter().filter(|n| !volumes.contains(*n)));
+        let invented =
+            POD_SPEC.iter().filter(|n| !spec.contains(*n)).chain(VOLUME_TYPES.iter().filter(|n| !volumes.contains(*n)));
         let invented: Vec<_> = invented.chain(CONTAINER.iter().filter(|n| !containers.contains(*n))).collect();
         assert!(invented.is_empty(), "{invented:?}");
     }

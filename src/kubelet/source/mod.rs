@@ -87,9 +87,7 @@ pub fn restore(uid: &PodUid, raw: &[u8]) -> Result<DesiredPod, SourceError> {
         return Err(failed(format!("it is the manifest of pod {}", pod.metadata.uid)));
     }
     let origin = pod.metadata.annotations.get(object::MANIFEST).and_then(|text| text.rsplit_once('#'));
-    let origin = origin.and_then(|(file, document)| {
-        Some(Origin { file: file.to_owned(), document: document.parse().ok()? })
-    });
+    let origin = origin.and_then(|(file, document)| Some(Origin { file: file.to_owned(), document: document.parse().ok()? }));
     Ok(DesiredPod {
         uid: uid.clone(),
         pod: pod.into(),

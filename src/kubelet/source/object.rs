@@ -106,14 +106,26 @@ struct Context<'a> {
 impl Context<'_> {
     fn object(&self, tree: Node, out: &mut Contents) {
         if !matches!(tree.value, Value::Map(_)) {
-            return self.broken(None, "", (tree.line, tree.column), "this document is no Kubernetes object: an object begins with apiVersion and kind".to_owned(), out);
+            return self.broken(
+                None,
+                "",
+                (tree.line, tree.column),
+                "this document is no Kubernetes object: an object begins with apiVersion and kind".to_owned(),
+                out,
+            );
         }
         let text = |name: &str| tree.field(name).and_then(Node::text).unwrap_or_default().to_owned();
         let (kind, version) = (text("kind"), text("apiVersion"));
         for (name, value) in [("kind", &kind), ("apiVersion", &version)] {
             if value.is_empty() {
                 let place = (tree.line, tree.column);
-                return self.broken(None, name, place, "Required value: an object begins with apiVersion and kind".to_owned(), out);
+                return self.broken(
+                    None,
+                    name,
+                    place,
+                    "Required value: an object begins with apiVersion and kind".to_owned(),
+                    out,
+                );
             }
         }
         let place = tree.locate("apiVersion");
@@ -141,8 +153,7 @@ impl Context<'_> {
         };
         defaults::pod(&mut pod);
         // A refused field is an error of the pod; everything that is wrong is told at once.
-        let mut invalid: Vec<(String, String)> =
-            validate::pod(&pod).into_iter().map(|i| (i.field, i.message)).collect();
+        let mut invalid: Vec<(String, String)> = validate::pod(&pod).into_iter().map(|i| (i.field, i.message)).collect();
         let mut warnings = Vec::new();
         for Unknown { field, line, .. } in unknown {
             match known::fate(&field) {
@@ -328,13 +339,8 @@ fn stamp(
     seen: &str,
     warnings: Vec<Warning>,
 ) -> Result<DesiredPod, YamlError> {
-    let notes = [
-        (HASH, uid.as_str()),
-        (SOURCE, "file"),
-        (SEEN, seen),
-        (MANIFEST, &origin.to_string()),
-    ]
-    .map(|(key, value)| (key.to_owned(), value.to_owned()));
+    let notes = [(HASH, uid.as_str()), (SOURCE, "file"), (SEEN, seen), (MANIFEST, &origin.to_string())]
+        .map(|(key, value)| (key.to_owned(), value.to_owned()));
     let meta = &mut pod.metadata;
     meta.creation_timestamp = Some(seen.to_owned());
     // An exported object carries its old life along.

@@ -234,7 +234,8 @@ impl Desired {
         problems.sort();
         if self.looked {
             self.holders = holders;
-            let seen = |p: &DesiredPod| (p.uid.clone(), p.pod.metadata.annotations.get(object::SEEN).cloned().unwrap_or_default());
+            let seen =
+                |p: &DesiredPod| (p.uid.clone(), p.pod.metadata.annotations.get(object::SEEN).cloned().unwrap_or_default());
             self.seen = pods.iter().map(seen).collect();
         }
         SourceUpdate { complete: self.looked, pods, configs: Arc::new(configs), problems }

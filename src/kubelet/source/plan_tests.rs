@@ -18,11 +18,7 @@ fn desired() -> Desired {
 }
 
 fn images(update: &SourceUpdate) -> Vec<(&str, &str, &str)> {
-    update
-        .pods
-        .iter()
-        .map(|p| (&*p.pod.metadata.name, &*p.pod.spec.containers[0].image, &*p.origin.file))
-        .collect()
+    update.pods.iter().map(|p| (&*p.pod.metadata.name, &*p.pod.spec.containers[0].image, &*p.origin.file)).collect()
 }
 
 fn messages(update: &SourceUpdate) -> Vec<String> {
@@ -40,7 +36,10 @@ fn a_broken_file_keeps_its_last_good_pod_until_it_is_mended_or_removed() {
     assert!(half.complete && half.problems[0].kept && half.problems[0].line == 4, "{:?}", messages(&half));
     let invalid = d.look(Ok(found([("a.yaml", &pod("web", "''"))])), T1);
     assert_eq!(images(&invalid), [("web", "one", "a.yaml")]);
-    assert_eq!(messages(&invalid), ["a.yaml document 1 line 8:5, pod default/web, spec.containers[0].image: Required value: name the image to run [kept]"]);
+    assert_eq!(
+        messages(&invalid),
+        ["a.yaml document 1 line 8:5, pod default/web, spec.containers[0].image: Required value: name the image to run [kept]"]
+    );
     let empty = d.look(Ok(found([("a.yaml", "")])), T1);
     assert_eq!(images(&empty), [("web", "one", "a.yaml")]);
     let busy = BTreeMap::from([("a.yaml".to_owned(), Found::Busy)]);
@@ -57,10 +56,19 @@ fn one_bad_document_holds_up_only_itself() {
     let mut d = desired();
     let good = format!("{}---\n{}", pod("a", "one"), pod("b", "one"));
     d.look(Ok(found([("f.yaml", &good)])), T0);
-    let bad = format!("{}---\n{}", pod("a", "two"), pod("b", "two").replace("image: two", "image: two\n    ports: [{containerPort: 99999}]"));
+    let bad = format!(
+        "{}---\n{}",
+        pod("a", "two"),
+        pod("b", "two").replace("image: two", "image: two\n    ports: [{containerPort: 99999}]")
+    );
     let update = d.look(Ok(found([("f.yaml", &bad)])), T0);
     assert_eq!(images(&update), [("a", "two", "f.yaml"), ("b", "one", "f.yaml")]);
-    assert_eq!(messages(&update), ["f.yaml document 2 line 18:29, pod default/b, spec.containers[0].ports[0].containerPort: integer `99999` does not fit u16 [kept]"]);
+    assert_eq!(
+        messages(&update),
+        [
+            "f.yaml document 2 line 18:29, pod default/b, spec.containers[0].ports[0].containerPort: integer `99999` does not fit u16 [kept]"
+        ]
+    );
     // A document that nobody can name may be any of those that stood there.
     let nameless = format!("{}---\nkind: Pod\n", pod("a", "two"));
     let update = d.look(Ok(found([("f.yaml", &nameless)])), T0);
@@ -75,7 +83,12 @@ fn of_two_files_that_claim_a_name_the_running_one_stays_else_the_first() {
     let (one, two) = (pod("web", "one"), pod("web", "two"));
     let both = d.look(Ok(found([("a.yaml", &one), ("b.yaml", &two)])), T0);
     assert_eq!(images(&both), [("web", "one", "a.yaml")]);
-    assert_eq!(messages(&both), ["b.yaml document 1 line 1:1, pod default/web, metadata.name: pod default/web is already defined in a.yaml (document 1, line 1), which counts: remove one of the two or rename this one"]);
+    assert_eq!(
+        messages(&both),
+        [
+            "b.yaml document 1 line 1:1, pod default/web, metadata.name: pod default/web is already defined in a.yaml (document 1, line 1), which counts: remove one of the two or rename this one"
+        ]
+    );
     // A new file that sorts first does not push the running pod out.
     let third = d.look(Ok(found([("0.yaml", &two), ("a.yaml", &one), ("b.yaml", &two)])), T0);
     assert_eq!(images(&third), [("web", "one", "a.yaml")]);
@@ -163,7 +176,12 @@ fn lists_config_maps_and_secrets_are_read_and_other_kinds_named() {
     assert_eq!(d.others().into_iter().collect::<Vec<_>>(), [("apps/v1/Deployment", "l.yaml")]);
     let told = messages(&update);
     assert_eq!(told.len(), 2, "{told:?}");
-    assert!(told[0].starts_with("l.yaml document 1 line 20:23, pod default/x, items[3].spec.containers[0].name: Invalid value: \"Bad_Name\""), "{told:?}");
+    assert!(
+        told[0].starts_with(
+            "l.yaml document 1 line 20:24, pod default/x, items[3].spec.containers[0].name: Invalid value: \"Bad_Name\""
+        ),
+        "{told:?}"
+    );
     assert!(told[1].starts_with("x.yaml document 1 line 2:1, kind: unknown kind \"Pood\""), "{told:?}");
     assert!(!format!("{update:?}").contains("new"), "no secret is printed");
 }

@@ -62,7 +62,9 @@ impl<F: FnMut(SourceUpdate) -> bool> Watcher<F> {
     /// Until the other end of `stop` is closed or nobody listens.
     pub fn run(mut self) {
         self.state.stored = match atomic::read_bounded(&self.memory, 4096) {
-            Ok(bytes) => bytes.and_then(|b| serde_json::from_slice(&b).map_err(|e| warn!("{}: {e}: not used", self.memory.display())).ok()),
+            Ok(bytes) => {
+                bytes.and_then(|b| serde_json::from_slice(&b).map_err(|e| warn!("{}: {e}: not used", self.memory.display())).ok())
+            }
             Err(e) => {
                 warn!("{}", chain(&e));
                 None

@@ -3,7 +3,9 @@
 use std::collections::BTreeSet;
 
 use super::{Faults, id, names, seccomp};
-use crate::api::pod::{Container, ContainerPort, EnvVar, EnvVarSource, MountPropagation, PodSpec, ResourceRequirements, SecurityContext};
+use crate::api::pod::{
+    Container, ContainerPort, EnvVar, EnvVarSource, MountPropagation, PodSpec, ResourceRequirements, SecurityContext,
+};
 
 pub(super) fn all(spec: &PodSpec, volumes: &BTreeSet<&str>, faults: &mut Faults) {
     if spec.containers.is_empty() {
@@ -69,12 +71,18 @@ fn one(
             faults.check(format!("{field}.prefix"), &from.prefix, names::env_name);
         }
         match (&from.config_map_ref, &from.secret_ref) {
-            (None, None) => faults.push(&field, "Invalid value: \"\": must specify one of: `configMapRef` or `secretRef`".to_owned()),
+            (None, None) => {
+                faults.push(&field, "Invalid value: \"\": must specify one of: `configMapRef` or `secretRef`".to_owned())
+            }
             (Some(_), Some(_)) => {
                 faults.push(&field, "Invalid value: \"\": may not have more than one field specified at a time".to_owned());
             }
-            (Some(map), None) if map.name.is_empty() => faults.required(format!("{field}.configMapRef.name"), "name the ConfigMap"),
-            (None, Some(secret)) if secret.name.is_empty() => faults.required(format!("{field}.secretRef.name"), "name the Secret"),
+            (Some(map), None) if map.name.is_empty() => {
+                faults.required(format!("{field}.configMapRef.name"), "name the ConfigMap")
+            }
+            (None, Some(secret)) if secret.name.is_empty() => {
+                faults.required(format!("{field}.secretRef.name"), "name the Secret")
+            }
             _ => {}
         }
     }
@@ -121,7 +129,8 @@ fn env(field: &str, var: &EnvVar, spec: &PodSpec, faults: &mut Faults) {
     match count {
         0 => faults.push(
             &field,
-            "Invalid value: \"\": must specify one of: `fieldRef`, `resourceFieldRef`, `configMapKeyRef` or `secretKeyRef`".to_owned(),
+            "Invalid value: \"\": must specify one of: `fieldRef`, `resourceFieldRef`, `configMapKeyRef` or `secretKeyRef`"
+                .to_owned(),
         ),
         1 => value_from(&field, from, spec, faults),
         _ => faults.push(&field, "Invalid value: \"\": may not have more than one field specified at a time".to_owned()),
@@ -184,14 +193,8 @@ const FIELD_PATHS: &[&str] = &[
     "status.podIPs",
 ];
 
-const RESOURCE_FIELDS: &[&str] = &[
-    "limits.cpu",
-    "limits.ephemeral-storage",
-    "limits.memory",
-    "requests.cpu",
-    "requests.ephemeral-storage",
-    "requests.memory",
-];
+const RESOURCE_FIELDS: &[&str] =
+    &["limits.cpu", "limits.ephemeral-storage", "limits.memory", "requests.cpu", "requests.ephemeral-storage", "requests.memory"];
 
 /// `metadata.labels['key']` → (`labels`, `key`); only where it is one of the two maps.
 pub(in crate::kubelet) fn subscript(path: &str) -> Option<(&str, &str)> {

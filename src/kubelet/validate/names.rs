@@ -69,9 +69,8 @@ pub fn config_key(text: &str) -> Option<String> {
 
 /// The relaxed rule of Kubernetes 1.34.
 pub fn env_name(text: &str) -> Option<String> {
-    (text.is_empty() || !text.chars().all(|c| matches!(c, ' '..='~') && c != '=')).then(|| {
-        "a valid environment variable name must consist only of printable ASCII characters other than '='".to_owned()
-    })
+    (text.is_empty() || !text.chars().all(|c| matches!(c, ' '..='~') && c != '='))
+        .then(|| "a valid environment variable name must consist only of printable ASCII characters other than '='".to_owned())
 }
 
 /// Name of a container's port: RFC 6335.
@@ -114,7 +113,7 @@ pub fn absolute_path(path: &str) -> Option<String> {
         Some("must be an absolute path".to_owned())
     } else if climbs(path) {
         Some("must not contain '..'".to_owned())
-    } else if path.contains(|c: char| c == '\0' || c == '\n') {
+    } else if path.contains(['\0', '\n']) {
         Some("must not contain a line break or a NUL byte".to_owned())
     } else if path.len() > 4095 {
         Some("must be no more than 4095 bytes".to_owned())

@@ -24,12 +24,7 @@ pub(super) fn all<'a>(volumes: &'a [Volume], faults: &mut Faults) -> BTreeSet<&'
 }
 
 fn one(field: &str, volume: &Volume, faults: &mut Faults) {
-    let sources = [
-        volume.empty_dir.is_some(),
-        volume.host_path.is_some(),
-        volume.config_map.is_some(),
-        volume.secret.is_some(),
-    ];
+    let sources = [volume.empty_dir.is_some(), volume.host_path.is_some(), volume.config_map.is_some(), volume.secret.is_some()];
     if sources.iter().filter(|s| **s).count() > 1 {
         faults.push(field, "Forbidden: may not specify more than 1 volume type".to_owned());
     }
