@@ -1,11 +1,21 @@
 //! The images room against the real kernel, with the real unpack child.
 
+#[path = "images/crash.rs"]
+mod crash;
+#[path = "images/differential.rs"]
+mod differential;
 #[path = "images/hostile.rs"]
 mod hostile;
 #[path = "images/kit.rs"]
 mod kit;
 #[path = "images/layers.rs"]
 mod layers;
+#[path = "images/memory.rs"]
+mod memory;
+#[path = "images/registry.rs"]
+mod registry;
+#[path = "images/scripted.rs"]
+mod scripted;
 
 use std::path::Path;
 

@@ -6,6 +6,7 @@
 pub mod args;
 mod check;
 mod client;
+mod demo;
 mod exec;
 pub mod exit;
 pub mod help;
@@ -50,6 +51,8 @@ pub const VERBS: &[&Verb] = &[
     &net::ADD,
     &net::DEL,
     &net::CHECK,
+    &demo::MAKE,
+    &demo::DEMO,
     &monitor::VERB,
     &unpack::VERB,
     &version::VERB,

@@ -65,6 +65,36 @@ pub struct Archive<R> {
     ended: bool,
 }
 
+/// The numbers of one header. As in Go all of them must be numbers, whatever the entry is.
+struct Fields {
+    mode: u64,
+    uid: u64,
+    gid: u64,
+    size: u64,
+    mtime: i64,
+    major: u64,
+    minor: u64,
+}
+
+impl Fields {
+    fn of(header: &Header) -> Result<Fields, ArchiveError> {
+        let old = header.as_old();
+        let bytes = header.as_bytes();
+        let known = bytes.get(257..262) == Some(b"ustar");
+        let device =
+            |range: std::ops::Range<usize>| if known { number(bytes.get(range).unwrap_or_default(), "device") } else { Ok(0) };
+        Ok(Fields {
+            mode: number(&old.mode, "mode")?,
+            uid: number(&old.uid, "uid")?,
+            gid: number(&old.gid, "gid")?,
+            size: number(&old.size, "size")?,
+            mtime: signed(&old.mtime, "mtime")?,
+            major: device(329..337)?,
+            minor: device(337..345)?,
+        })
+    }
+}
+
 /// What pax and GNU headers said about the entry that follows them.
 #[derive(Default)]
 struct Extension {
@@ -103,7 +133,8 @@ impl<R: Read> Archive<R> {
                 return Ok(None);
             };
             let kind = header.as_bytes()[156];
-            let size = number(&header.as_old().size, "size")?;
+            let fields = Fields::of(&header)?;
+            let size = fields.size;
             match kind {
                 b'x' => {
                     if extension.pax {
@@ -132,12 +163,12 @@ impl<R: Read> Archive<R> {
                         return malformed("two long names for one entry");
                     }
                 }
-                _ => return self.entry(&header, kind, size, extension).map(Some),
+                _ => return self.entry(&header, kind, &fields, extension).map(Some),
             }
         }
     }
 
-    fn entry(&mut self, header: &Header, kind: u8, size: u64, extension: Extension) -> Result<Entry, ArchiveError> {
+    fn entry(&mut self, header: &Header, kind: u8, fields: &Fields, extension: Extension) -> Result<Entry, ArchiveError> {
         let old = header.as_old();
         let mut name = text(&old.name).to_vec();
         let magic = header.as_bytes().get(257..265).unwrap_or_default();
@@ -177,32 +208,31 @@ impl<R: Read> Archive<R> {
             b'S' => return malformed(format!("{}: sparse files are not supported", show(&name))),
             other => return malformed(format!("{}: entry type 0x{other:02x} is not supported", show(&name))),
         };
-        let size = extension.size.unwrap_or(size);
+        let size = extension.size.unwrap_or(fields.size);
         // As in Go: other kinds have no data, whatever their size field says.
         let data = if kind == Kind::File { size } else { 0 };
         self.left = data;
         self.pad = padding(data);
         let device = if matches!(kind, Kind::Char | Kind::Block) {
-            let field = |range: std::ops::Range<usize>| header.as_bytes().get(range).unwrap_or_default();
-            (narrow(number(field(329..337), "device")?, "device")?, narrow(number(field(337..345), "device")?, "device")?)
+            (narrow(fields.major, "device")?, narrow(fields.minor, "device")?)
         } else {
             (0, 0)
         };
         Ok(Entry {
             kind,
             size: data,
-            mode: (number(&old.mode, "mode")? & 0o7777) as u32,
+            mode: (fields.mode & 0o7777) as u32,
             uid: match extension.uid {
                 Some(uid) => uid,
-                None => narrow(number(&old.uid, "uid")?, "uid")?,
+                None => narrow(fields.uid, "uid")?,
             },
             gid: match extension.gid {
                 Some(gid) => gid,
-                None => narrow(number(&old.gid, "gid")?, "gid")?,
+                None => narrow(fields.gid, "gid")?,
             },
             mtime: match extension.mtime {
                 Some(time) => time,
-                None => (signed(&old.mtime, "mtime")?, 0),
+                None => (fields.mtime, 0),
             },
             device,
             xattrs: extension.xattrs,
@@ -401,12 +431,11 @@ fn signed(field: &[u8], what: &str) -> Result<i64, ArchiveError> {
         }
         return i64::try_from(value).or_else(|_| malformed(format!("a {what} that is out of range")));
     }
-    let trimmed = field.trim_ascii();
-    let trimmed: &[u8] = match trimmed.iter().position(|b| *b != 0 && *b != b' ') {
-        Some(start) => trimmed.get(start..).unwrap_or_default(),
-        None => return Ok(0),
-    };
-    let digits = text(trimmed).trim_ascii();
+    // Spaces and NULs around the digits; what follows a NUL among them does not count.
+    let blank = |b: &u8| matches!(b, b' ' | 0);
+    let Some(start) = field.iter().position(|b| !blank(b)) else { return Ok(0) };
+    let end = field.iter().rposition(|b| !blank(b)).map_or(field.len(), |at| at + 1);
+    let digits = text(field.get(start..end).unwrap_or_default());
     let parsed = std::str::from_utf8(digits).ok().filter(|d| d.bytes().all(|b| b.is_ascii_digit()));
     match parsed.and_then(|d| i64::from_str_radix(d, 8).ok()) {
         Some(n) => Ok(n),

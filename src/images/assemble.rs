@@ -23,7 +23,7 @@ use super::manifest::{self, Descriptor, Manifest, ParsedConfig};
 use super::model::ImagesConfig;
 use super::records::{ImageRecord, LayerRecord, Record};
 use super::stage::{self, FeedError, Staged};
-use super::store::{Claim, Store};
+use super::store::{Claim, Making, Store};
 use crate::sys::dir;
 
 /// Where blobs come from when the store lacks them.
@@ -64,9 +64,11 @@ struct Job<'a> {
 }
 
 impl Assembly<'_> {
-    /// Makes the image present and records it under `names`.
-    pub fn run(&self, document: &Document<'_>, names: &[String], pinned: bool) -> Result<(), PullError> {
+    /// Makes the image present and records it under `names`. Nobody takes it away while the
+    /// result is held.
+    pub fn run(&self, document: &Document<'_>, names: &[String], pinned: bool) -> Result<Claim, PullError> {
         let manifest = document.manifest;
+        let image_claim = self.store.claim(Making::Image(document.digest));
         let blobs = [document.digest, manifest.config.digest];
         let lease = self.store.lease(blobs.into_iter().chain(manifest.layers.iter().map(|l| l.digest)));
         let config_bytes = self.small_blob(&manifest.config)?;
@@ -74,7 +76,7 @@ impl Assembly<'_> {
         manifest::check_config(&config, manifest.layers.len(), &self.config.platform)?;
         let chains = manifest::chains(&config.diff_ids);
         let chain_lease = self.store.lease(chains.iter().copied());
-        let claims: Vec<Claim> = distinct(&chains).into_iter().map(|chain| self.store.claim(chain)).collect();
+        let claims: Vec<Claim> = distinct(&chains).into_iter().map(|chain| self.store.claim(Making::Chain(chain))).collect();
         let mut records = self.make_layers(manifest, &config, &chains)?;
         self.keep_document(&document.digest, document.bytes)?;
         self.keep_document(&manifest.config.digest, &config_bytes)?;
@@ -97,7 +99,7 @@ impl Assembly<'_> {
             self.store.record(records)?;
         }
         drop((claims, lease, chain_lease));
-        Ok(())
+        Ok(image_claim)
     }
 
     /// Stages what is missing, syncs it once and moves it into place; gives its records.
@@ -122,7 +124,7 @@ impl Assembly<'_> {
             }
         }
         for blob in lost {
-            let _claim = self.store.claim(blob.digest);
+            let _claim = self.store.claim(Making::Blob(blob.digest));
             self.fetch_blob(blob, &mut |_| Ok(()))?;
         }
         let staged = StagedLayers(self.stage(&jobs)?);
@@ -167,7 +169,7 @@ impl Assembly<'_> {
             fs::rename(&from, &to).map_err(PullError::store("rename", &to))?;
         }
         for job in &jobs {
-            let _claim = self.store.claim(job.layer.digest);
+            let _claim = self.store.claim(Making::Blob(job.layer.digest));
             self.keep_part(&job.layer.digest)?;
             if !self.store.blob(&job.layer.digest).exists() {
                 self.fetch_blob(job.layer, &mut |_| Ok(()))?;
@@ -218,7 +220,7 @@ impl Assembly<'_> {
 
     fn stage_one(&self, job: &Job<'_>, failed: &AtomicBool) -> Result<Staged, PullError> {
         // The same blob may be wanted by another layer or image: one of them downloads it.
-        let _claim = self.store.claim(job.layer.digest);
+        let _claim = self.store.claim(Making::Blob(job.layer.digest));
         let dir = self.store.staging_dir();
         let staged = stage::unpack(self.config, &dir, job.at == 0, |pipe| {
             self.fetch_blob_to(job.layer, &mut |bytes| {

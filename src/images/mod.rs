@@ -20,6 +20,7 @@ mod error;
 mod finish;
 mod import;
 pub mod layer;
+pub mod make;
 pub mod manifest;
 pub mod model;
 mod pull;
@@ -40,7 +41,7 @@ use digest::Digest;
 use error::PullError;
 pub use model::{Image, ImageConfig, ImageError, ImagesConfig, ImportOptions, PullAuth};
 use records::{ImageRecord, Record};
-use store::Store;
+use store::{Making, Store};
 
 /// The image room's front door; clones share one store.
 #[derive(Clone, Debug)]
@@ -96,8 +97,17 @@ impl Images {
         let mut images = Vec::new();
         for image in found {
             let document = Document { digest: image.digest, bytes: &image.bytes, manifest: &image.manifest };
-            self.assembly(&files).run(&document, &image.names, true).map_err(failed)?;
+            let run = self.assembly(&files).run(&document, &image.names, true);
+            if run.is_err() {
+                // The archive is still there: what was copied of it is not resumed from.
+                for layer in &image.manifest.layers {
+                    let _claim = inner.store.claim(Making::Blob(layer.digest));
+                    store::remove(&inner.store.part(&layer.digest)).map_err(failed)?;
+                }
+            }
+            let claim = run.map_err(failed)?;
             images.extend(self.image(&image.digest).map_err(failed)?);
+            drop(claim);
         }
         // A name that moved may have left an image without one.
         inner.store.sweep().map_err(failed)?;
@@ -131,6 +141,12 @@ impl Images {
     pub fn remove(&self, reference: &str) -> Result<bool, ImageError> {
         let store = &self.inner.store;
         let Some(manifest) = self.resolve(reference)? else { return Ok(false) };
+        // A pull of the same image ends first; what the name means may have changed then.
+        let claim = store.claim(Making::Image(manifest));
+        if self.resolve(reference)? != Some(manifest) {
+            drop(claim);
+            return self.remove(reference);
+        }
         let name = name_of(reference);
         let records = store.read(|s| {
             let Some(name) = name else {
@@ -189,7 +205,7 @@ impl Images {
         tracing::warn!(image = %manifest, "a layer is missing from the image store: rebuilding it from its blob");
         let document = Document { digest: *manifest, bytes: &bytes, manifest: &parsed };
         match self.assembly(&Offline).run(&document, &[], false) {
-            Ok(()) => Ok(true),
+            Ok(_) => Ok(true),
             Err(PullError::Refused(why)) => {
                 tracing::warn!(image = %manifest, %why, "the layer cannot be rebuilt: the image has to be pulled again");
                 Ok(false)

@@ -139,10 +139,11 @@ impl Images {
                     if reference.digest.is_none() {
                         names.push(reference.to_string());
                     }
-                    self.assembly(registry).run(&document, &names, false)?;
+                    let claim = self.assembly(registry).run(&document, &names, false)?;
+                    let image = self.image(&digest)?;
+                    drop(claim);
                     // A tag that moved may have left an image without a name.
                     self.inner.store.sweep()?;
-                    let image = self.image(&digest)?;
                     return image.ok_or_else(|| PullError::Store {
                         operation: "read back",
                         path: self.inner.store.blob(&digest),

@@ -54,19 +54,28 @@ struct Shared {
     /// Being removed from disk right now.
     dying: BTreeSet<Digest>,
     /// Being made by somebody right now.
-    claims: BTreeSet<Digest>,
+    claims: BTreeSet<Making>,
+}
+
+/// What can be claimed. A blob and a chain may have one digest: the lowest layer, uncompressed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Making {
+    /// Also held by who takes an image away.
+    Image(Digest),
+    Blob(Digest),
+    Chain(Digest),
 }
 
 /// The right to make one blob or layer; others wait. Ends when dropped.
 #[derive(Debug)]
 pub struct Claim {
     store: Arc<Store>,
-    digest: Digest,
+    making: Making,
 }
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        self.store.lock().claims.remove(&self.digest);
+        self.store.lock().claims.remove(&self.making);
         self.store.changed.notify_all();
     }
 }
@@ -221,15 +230,16 @@ impl Store {
         Lease { store: self.clone(), digests }
     }
 
-    /// Waits until nobody else makes `digest`. Claims of several layers are taken lowest first: as
+    /// Waits until nobody else makes it. An image is claimed before its layers,
+    /// these lowest first, a blob last: as
     /// a chain id includes those below it, two images then never wait for each other.
-    pub fn claim(self: &Arc<Store>, digest: Digest) -> Claim {
+    pub fn claim(self: &Arc<Store>, making: Making) -> Claim {
         let mut shared = self.lock();
-        while !shared.claims.insert(digest) {
+        while !shared.claims.insert(making) {
             shared = self.changed.wait(shared).unwrap_or_else(PoisonError::into_inner);
         }
         drop(shared);
-        Claim { store: self.clone(), digest }
+        Claim { store: self.clone(), making }
     }
 
     /// Makes renames in these directories durable.

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::FileTypeExt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use crate::kit::*;
 
@@ -107,26 +107,31 @@ fn t2_a_racing_swap() {
         .flat_map(|n| [super::kit::dir("d"), file(format!("d/{n}"), "owned"), hard(format!("d/h{n}"), format!("d/{n}"))])
         .collect();
     let layer = tar(&entries);
-    let stop = AtomicBool::new(false);
-    let staging = dir.path().join("s");
+    let (stop, round) = (AtomicBool::new(false), AtomicUsize::new(0));
+    let staging = |n: usize| dir.path().join(n.to_string());
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            let d = staging.join("fs/d");
             while !stop.load(Ordering::Relaxed) {
-                let aside = staging.join("fs/aside");
+                let fs_dir = staging(round.load(Ordering::Relaxed)).join("fs");
+                let (d, aside) = (fs_dir.join("d"), fs_dir.join("aside"));
                 let _ = fs::rename(&d, &aside);
                 let _ = std::os::unix::fs::symlink(canary.dir.path(), &d);
                 let _ = fs::remove_file(&d);
                 let _ = fs::rename(&aside, &d);
             }
         });
-        for _ in 0..60 {
-            let _ = fs::remove_dir_all(&staging);
-            fs::create_dir(&staging).unwrap();
-            fs::create_dir(staging.join("fs")).unwrap();
-            run_unpack(&staging, &layer);
-        }
+        let mut unpack = || {
+            for n in 0..60 {
+                fs::create_dir(staging(n))?;
+                fs::create_dir(staging(n).join("fs"))?;
+                round.store(n, Ordering::Relaxed);
+                run_unpack(&staging(n), &layer);
+            }
+            std::io::Result::Ok(())
+        };
+        let done = unpack();
         stop.store(true, Ordering::Relaxed);
+        done.unwrap();
     });
     canary.assert_untouched("a racing swap");
 }
