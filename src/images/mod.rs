@@ -191,11 +191,12 @@ impl Images {
     /// Rebuilds layers of the image that are gone from disk; false: it cannot be made whole here.
     fn mend(&self, manifest: &Digest) -> Result<bool, PullError> {
         let store = &self.inner.store;
-        let missing = store.read(|s| {
-            s.images.get(manifest).map(|i| i.chains.iter().filter_map(|c| s.layers.get(c).cloned()).collect::<Vec<_>>())
-        });
-        let Some(layers) = missing else { return Ok(false) };
-        if layers.iter().all(|l| store.has_layer(l)) {
+        let Some(chains) = store.read(|s| s.images.get(manifest).map(|i| i.chains.clone())) else { return Ok(false) };
+        for chain in &chains {
+            store.check_layer(*chain)?;
+        }
+        let layers: Vec<_> = store.read(|s| chains.iter().map(|c| s.layers.get(c).cloned()).collect());
+        if layers.iter().all(|l| l.as_ref().is_some_and(|l| store.has_layer(l))) {
             return Ok(true);
         }
         let Some(bytes) = store.read_blob(manifest, manifest::MAX_DOCUMENT)? else { return Ok(false) };

@@ -22,11 +22,12 @@ use std::time::Duration;
 
 use super::digest::{Digest, HashReader};
 use super::error::PullError;
+use super::finish;
 use super::records::{LayerRecord, Record, State, entry};
 use crate::store::frame::Entry;
 use crate::store::fs::Disk;
 use crate::store::journal::{Journal, Options};
-use crate::sys::file;
+use crate::sys::{clock, dir, file};
 
 /// Partial downloads older than this are nobody's any more.
 const PART_AGE: Duration = Duration::from_secs(7 * 24 * 3600);
@@ -55,6 +56,8 @@ struct Shared {
     dying: BTreeSet<Digest>,
     /// Being made by somebody right now.
     claims: BTreeSet<Making>,
+    /// Layers that were not looked at since the machine started: a power cut may have hurt them.
+    unchecked: BTreeSet<Digest>,
 }
 
 /// What can be claimed. A blob and a chain may have one digest: the lowest layer, uncompressed.
@@ -116,11 +119,12 @@ impl Store {
             return Err(PullError::Store { operation: "lock", path, source });
         };
         let options = Options { durable: true, floor: 256 << 10, step: 64 << 10, room: Box::new(|| false) };
-        let (journal, state, found) = Journal::open(Arc::new(Disk), dir, "journal", options)?;
+        let (journal, state, found): (_, State, _) = Journal::open(Arc::new(Disk), dir, "journal", options)?;
         if found.cut > 0 || !found.lost.is_empty() {
             tracing::warn!(bytes = found.cut, lost = ?found.lost, "the image store's journal ended in a broken record, which was set aside");
         }
-        let shared = Mutex::new(Shared { state, ..Shared::default() });
+        let unchecked = if is_new_boot(dir)? { state.layers.keys().copied().collect() } else { BTreeSet::new() };
+        let shared = Mutex::new(Shared { state, unchecked, ..Shared::default() });
         let store = Store { dir: dir.to_owned(), shared, changed: Condvar::new(), next: AtomicU64::new(1), journal, _lock: lock };
         store.clear()?;
         Ok(Arc::new(store))
@@ -194,6 +198,27 @@ impl Store {
     /// Whether a recorded layer's tree is there; cheap.
     pub fn has_layer(&self, layer: &LayerRecord) -> bool {
         self.layer(layer.dir).is_dir()
+    }
+
+    /// Compares a layer with its record, once after each start of the machine; one that differs
+    /// goes, so that it is rebuilt. No container uses it yet then.
+    pub fn check_layer(self: &Arc<Store>, chain: Digest) -> Result<(), PullError> {
+        if !self.lock().unchecked.contains(&chain) {
+            return Ok(());
+        }
+        let _claim = self.claim(Making::Chain(chain));
+        let record = self.read(|s| s.layers.get(&chain).cloned());
+        if let Some(record) = record.filter(|_| self.lock().unchecked.contains(&chain)) {
+            let path = self.layer(record.dir);
+            let found = dir::open_root(&path).and_then(|root| finish::listing(&root));
+            if !found.as_ref().is_ok_and(|listing| *listing == record.listing) {
+                tracing::warn!(layer = %chain, "a layer is not what it was before the machine went down: it is removed");
+                self.record(vec![Record::LayerGone { chain }])?;
+                remove(&path)?;
+            }
+        }
+        self.lock().unchecked.remove(&chain);
+        Ok(())
     }
 
     /// A blob of at most `max` bytes, checked against its digest; None: not here, or not what its
@@ -319,6 +344,20 @@ impl Store {
         }
         Ok(())
     }
+}
+
+/// Whether the machine was started anew since the store was last opened; remembers this start.
+fn is_new_boot(dir: &Path) -> Result<bool, PullError> {
+    let path = dir.join("boot");
+    let boot = clock::boot_id().map_err(PullError::store("read the boot id for", dir))?;
+    match fs::read_to_string(&path) {
+        Ok(last) if last == boot => return Ok(false),
+        Ok(_) => {}
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+        Err(e) => return Err(PullError::store("read", &path)(e)),
+    }
+    fs::write(&path, boot).map_err(PullError::store("write", &path))?;
+    Ok(true)
 }
 
 fn entries(dir: &Path) -> Result<Vec<PathBuf>, PullError> {

@@ -177,6 +177,43 @@ fn a_damaged_store_is_mended_or_says_so() {
     world.assert_clean();
 }
 
+/// What a power cut did to a layer shows at its first use after the machine's next start.
+#[test]
+fn a_layer_that_a_power_cut_hurt_is_rebuilt() {
+    type Harm = fn(&Path);
+    let harms: [Harm; 5] = [
+        |l| fs::File::options().write(true).open(l.join("d/a")).unwrap().set_len(0).unwrap(),
+        |l| fs::remove_file(l.join("d/a")).unwrap(),
+        |l| fs::write(l.join("d/new"), "").unwrap(),
+        |l| fs::set_permissions(l.join("d/a"), std::os::unix::fs::PermissionsExt::from_mode(0o4777)).unwrap(),
+        |l| std::os::unix::fs::chown(l.join("d"), Some(9), None).unwrap(),
+    ];
+    let image = layers(&[vec![dir("d"), file("d/a", "content")], vec![file("b", "b")]]);
+    for harm in harms {
+        let world = world();
+        let before = world.import(&image).unwrap();
+        let World { dir, images } = world;
+        harm(&before.layers[1]);
+        // Within one run of the machine nothing is looked at again.
+        assert_eq!(images.find(&before.id).unwrap().as_ref(), Some(&before));
+        drop(images);
+        fs::write(dir.path().join("images/boot"), "another boot").unwrap();
+        let images = Images::open(config(dir.path())).unwrap();
+        let mended = images.find(&before.id).unwrap().unwrap();
+        assert_eq!(mended.layers[0], before.layers[0]);
+        assert_ne!(mended.layers[1], before.layers[1]);
+        assert!(!before.layers[1].exists());
+        assert_eq!(fs::read(mended.layers[1].join("d/a")).unwrap(), b"content");
+        drop(images);
+        // The same without a blob to mend it from: not present.
+        fs::write(dir.path().join("images/boot"), "another boot").unwrap();
+        fs::remove_file(dir.path().join("images/blobs/sha256").join(image.layers[0].hex())).unwrap();
+        harm(&mended.layers[1]);
+        let images = Images::open(config(dir.path())).unwrap();
+        assert_eq!(images.find(&before.id).unwrap(), None);
+    }
+}
+
 #[test]
 fn a_second_agent_is_kept_out() {
     let world = world();
