@@ -20,6 +20,7 @@ use super::handle::{AgentHandle, Request, StopReport};
 use super::model::{Action, Desired, Node, Now, Observed, Outcome, Sandbox};
 use super::observe;
 use super::plan;
+use super::recover;
 use super::rooms::{self, OpenError, Rooms, Start};
 use super::source::{DesiredPod, Source, SourceConfig, SourceError, SourceUpdate};
 use super::views;
@@ -81,7 +82,7 @@ impl Agent {
             max_pods: rooms.config.max_pods,
         };
         let desired = Desired { stop_grace: rooms.config.stop_grace, node, ..Desired::default() };
-        let observed = observe::recovered(found, now);
+        let observed = recover::recovered(found, now);
         let rooms = Arc::new(rooms);
         let planner = Planner {
             rooms: Arc::clone(&rooms),

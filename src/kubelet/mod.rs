@@ -1,5 +1,6 @@
 //! ROOM 1: pods from source to status; the only room that knows the others.
 
+pub mod action;
 pub mod agent;
 pub mod apply;
 pub mod defaults;
@@ -11,6 +12,7 @@ pub mod observe;
 pub mod plan;
 pub mod pull_secret;
 pub mod qos;
+pub mod recover;
 pub mod rooms;
 pub mod server;
 pub mod source;

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, mpsc};
 
-use super::observe::Found;
+use super::recover::Found;
 use super::qos::NodeCapacity;
 use super::source::{self, DesiredPod};
 use crate::api::yaml;

@@ -2,6 +2,7 @@
 //! outcome. Every action may be cut off after any step and is safe to repeat.
 
 mod container;
+mod create;
 mod exit;
 mod pod;
 
@@ -65,7 +66,7 @@ pub fn run(rooms: &Rooms, job: &Job) -> Outcome {
         Action::Inspect { uid } => pod::inspect(rooms, uid),
         Action::StopSandbox { uid } => pod::stop_sandbox(rooms, uid),
         Action::Pull { image, .. } => container::pull(rooms, job, image),
-        Action::Create { uid, container, attempt } => container::create(rooms, job, uid, container, attempt),
+        Action::Create { uid, container, attempt } => create::create(rooms, job, uid, container, attempt),
         Action::Start { uid, container, id } => container::start(rooms, job, uid, container, id),
         Action::Signal { uid, targets } => container::signal(rooms, job, uid, targets),
         Action::Kill { uid, targets } => container::kill(rooms, uid, targets),

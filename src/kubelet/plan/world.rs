@@ -12,7 +12,8 @@ use std::sync::Arc;
 use crate::api::pod::{Container, ImagePullPolicy, Pod, RestartPolicy};
 use crate::api::status::PodStatus;
 use crate::kubelet::model::{Action, Desired, FailReason, Node, Now, Observed, Outcome, SECOND};
-use crate::kubelet::observe::{self, Found};
+use crate::kubelet::observe;
+use crate::kubelet::recover::{self, Found};
 use crate::kubelet::plan::{Plan, plan};
 use crate::kubelet::status::render;
 use crate::runtime::model::{ContainerPhase, ContainerState, Pins, RuntimeEvent, SandboxState};
@@ -215,7 +216,7 @@ impl World {
             manifests: self.manifests.clone(),
             boot: self.boot.clone(),
         };
-        self.observed = observe::recovered(found, self.now);
+        self.observed = recover::recovered(found, self.now);
     }
 
     /// The machine reboots: the kernel forgets everything, the clock since boot starts anew.
