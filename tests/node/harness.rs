@@ -218,7 +218,12 @@ impl Node {
     }
 
     pub fn wait_gone(&self, name: &str) {
-        self.wait(&format!("{name} is gone"), 40, |node| node.pod(name).is_none());
+        let named = format!("\"name\":\"{name}\"");
+        self.wait(&format!("{name} is gone"), 40, |node| {
+            let out = node.cli(&["pods", "-o", "json"]);
+            // An agent that does not answer proves nothing.
+            out.status.success() && !String::from_utf8_lossy(&out.stdout).contains(&named)
+        });
     }
 
     /// Host pids of every process in this node's pods, by cgroup.
