@@ -5,6 +5,8 @@
 mod exec;
 #[path = "cli/files.rs"]
 mod files;
+#[path = "cli/leave.rs"]
+mod leave;
 #[path = "cli/node.rs"]
 mod node;
 #[path = "cli/socket.rs"]

@@ -54,6 +54,9 @@ impl Node {
     pub fn root(&self) -> &Path {
         self.root.path()
     }
+    pub fn instance(&self) -> &str {
+        &self.instance
+    }
     pub fn socket(&self) -> PathBuf {
         self.root.path().join("run/agent.sock")
     }
