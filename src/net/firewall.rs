@@ -53,7 +53,31 @@ impl Inner {
     pub(super) fn ensure_tables(&self) -> Result<(), NetError> {
         let _order = self.tables();
         let count = self.state().tables.len();
-        (0..count).try_for_each(|at| self.ensure_table(at))
+        (0..count).try_for_each(|at| self.ensure_table(at))?;
+        if count > 0 { self.look_at_others() } else { Ok(()) }
+    }
+
+    /// An accept of ours cannot overrule a drop of theirs (docker, ufw and firewalld have one), so
+    /// it is named instead. Whether their rules let pods through is more than we can tell.
+    fn look_at_others(&self) -> Result<(), NetError> {
+        let look = |source| NetError::Kernel { operation: "look at", object: "other firewalls".into(), source };
+        let drops = match nftables::open().and_then(|mut socket| nftables::chains(&mut socket)) {
+            // Without nf_tables nobody has such chains.
+            Err(e) if matches!(e.errno(), Errno::EPROTONOSUPPORT | Errno::EOPNOTSUPP | Errno::EINVAL) => Vec::new(),
+            other => other.map_err(look)?,
+        };
+        let drop = drops.into_iter().find(|chain| chain.hook == Some(nftables::HOOK_FORWARD) && chain.drops && chain.sees_ip());
+        let mut state = self.state();
+        match drop {
+            Some(chain) => {
+                let said = format!("chain {} of nftables table {} drops what it does not accept", chain.name, chain.table);
+                note_lack(&mut state.lacks, lacks::lack(Feature::Forwarding, said));
+            }
+            None => {
+                state.lacks.remove(&Feature::Forwarding);
+            }
+        }
+        Ok(())
     }
 
     /// Elements of all pods that stay.

@@ -43,6 +43,10 @@ pub fn lack(feature: Feature, said: String) -> Lack {
             "clients of a removed UDP hostPort reach nobody until their flow times out",
             "modprobe nf_conntrack_netlink, or build the kernel with CONFIG_NF_CT_NETLINK",
         ),
+        Feature::Forwarding => (
+            "another firewall may drop what pods send and get",
+            "accept the pods' bridge there: nft insert rule ip filter FORWARD iifname coracle0 accept, and the same with oifname; with ufw: ufw route allow in on coracle0, and out on it; with firewalld: firewall-cmd --permanent --zone=trusted --add-interface=coracle0",
+        ),
     };
     Lack { feature, consequence, cure, said }
 }

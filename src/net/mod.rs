@@ -231,7 +231,7 @@ impl Inner {
         plan::check_host_ports(&request.uid, &request.pod, &request.host_ports, held, &self.cidrs)?;
         if let Some(port) = request.host_ports.first()
             && state.tables.iter().all(|t| !t.serves_host_ports())
-            && let Some(lack) = state.lacks.values().find(|l| l.feature >= Feature::NfTables).cloned()
+            && let Some(lack) = state.lacks.values().find(|l| (Feature::NfTables..=Feature::FibIpv6).contains(&l.feature)).cloned()
         {
             return Err(NetError::HostPortLack { pod: request.pod.clone(), port: port.clone(), lack });
         }

@@ -167,6 +167,8 @@ pub enum Feature {
     FibIpv4,
     FibIpv6,
     Conntrack,
+    /// Somebody else's firewall lets forwarded packets through.
+    Forwarding,
 }
 
 #[derive(Debug, thiserror::Error)]

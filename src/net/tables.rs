@@ -241,7 +241,7 @@ fn in_range(cidr: Cidr, offset: u32, inside: bool) -> Vec<Expr> {
     let compare = if inside { equal } else { not_equal };
     let bytes = octets(cidr.address);
     let whole = usize::from(cidr.prefix / 8);
-    if cidr.prefix % 8 == 0 {
+    if cidr.prefix.is_multiple_of(8) {
         return vec![payload(Base::Network, offset, whole as u32, first), compare(first, bytes.get(..whole).unwrap_or(&bytes))];
     }
     let mut mask = vec![0xff; whole];

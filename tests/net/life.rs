@@ -391,3 +391,30 @@ fn a_kernel_without_ipv6_gives_ipv4_and_says_what_lacks() {
     assert_eq!(probed.iter().map(|l| l.feature).collect::<Vec<_>>(), [coracle::net::model::Feature::Ipv6]);
     assert_eq!(picture(&world), before);
 }
+
+#[test]
+fn a_foreign_firewall_that_drops_forwarded_packets_is_named() {
+    if !able() {
+        return;
+    }
+    let world = World::new();
+    world.nft("add table ip filter");
+    world.nft("add chain ip filter FORWARD { type filter hook forward priority 0 ; policy drop ; }");
+    let net = world.net();
+    world.node.run(|| net.ensure().unwrap());
+    let lacks = net.lacks();
+    assert_eq!(lacks.len(), 1);
+    assert_eq!(lacks[0].said, "chain FORWARD of nftables table filter drops what it does not accept");
+    // What it says to do helps.
+    let a = world.pod("a");
+    world.attach(&net, "a", &a, &[]);
+    let _out = world.outside.tcp("out", "0.0.0.0:80");
+    assert_eq!(a.ask("192.0.2.2:80"), "TimedOut");
+    for way in ["iifname", "oifname"] {
+        world.nft(&format!("insert rule ip filter FORWARD {way} {BRIDGE} accept"));
+    }
+    assert_eq!(a.ask("192.0.2.2:80"), "out 192.0.2.1");
+    world.nft("delete table ip filter");
+    world.node.run(|| net.ensure().unwrap());
+    assert_eq!(net.lacks(), []);
+}

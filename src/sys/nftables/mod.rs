@@ -239,6 +239,16 @@ pub struct ChainSeen {
     pub drops: bool,
 }
 
+/// NF_INET_FORWARD.
+pub const HOOK_FORWARD: u32 = 2;
+
+impl ChainSeen {
+    /// Families inet, ip and ip6; hooks of others have other meanings.
+    pub fn sees_ip(&self) -> bool {
+        matches!(self.family, 1 | 2 | 10)
+    }
+}
+
 /// All chains of all tables.
 pub fn chains(socket: &mut Socket) -> Result<Vec<ChainSeen>, NetlinkError> {
     let all = Message::new(SUBSYSTEM << 8 | GETCHAIN, 0, &[0; 4], Attrs::new());
