@@ -6,6 +6,9 @@
 mod crash;
 #[path = "runtime/life.rs"]
 mod life;
+#[cfg(feature = "failpoints")]
+#[path = "runtime/points.rs"]
+mod points;
 #[path = "runtime/streams.rs"]
 mod streams;
 #[path = "runtime/world.rs"]

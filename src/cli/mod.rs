@@ -16,6 +16,7 @@ mod inspect;
 mod logs;
 mod pod_row;
 mod pods;
+mod runtime;
 mod monitor;
 mod stop_all;
 mod net;
@@ -53,6 +54,7 @@ pub const VERBS: &[&Verb] = &[
     &net::CHECK,
     &demo::MAKE,
     &demo::DEMO,
+    &runtime::RUN,
     &monitor::VERB,
     &unpack::VERB,
     &version::VERB,

@@ -256,6 +256,25 @@ impl Inner {
         self.ask(uid, None, "quit", &Request::Quit(Empty {}), &[], QUICK).map(|_| ())
     }
 
+    /// Makes the pod's monitor go on as this program, if it is of another release (or `always`).
+    /// False where there was nothing to do.
+    pub fn renew_monitor(&self, uid: &PodUid, always: bool) -> Result<bool, RuntimeError> {
+        let release = || match self.ask(uid, None, "hello", &Request::Hello(wire::Hello::default()), &[], QUICK)?.0 {
+            Reply::Hello(hello) => Ok(hello.release),
+            other => Err(unexpected(uid, "hello", &other)),
+        };
+        if !always && release()? == wire::RELEASE {
+            return Ok(false);
+        }
+        let program = exe::own_exe().map_err(RuntimeError::io("make a read-only copy of", "/proc/self/exe"))?;
+        match self.ask(uid, None, "reexec", &Request::Reexec(Empty {}), &[program], QUICK * 2) {
+            // Its end of the connection went with the old program.
+            Err(RuntimeError::Monitor { source, .. }) if source.kind() == io::ErrorKind::UnexpectedEof => release().map(|_| true),
+            Err(e) => Err(e),
+            Ok((reply, _)) => Err(unexpected(uid, "reexec", &reply)),
+        }
+    }
+
     // ---- containers
 
     pub fn prepare_rootfs(&self, uid: &PodUid, id: &ContainerId, spec: &Rootfs) -> Result<PathBuf, RuntimeError> {
@@ -274,6 +293,12 @@ impl Inner {
     }
 
     pub fn create_container(&self, spec: &ContainerSpec) -> Result<(), RuntimeError> {
+        self.create(spec, None).map(|_| ())
+    }
+
+    /// With `streams` the container has those for its own (none of them with a tty: its master side is
+    /// the result then).
+    pub fn create(&self, spec: &ContainerSpec, streams: Option<&[BorrowedFd<'_>]>) -> Result<Option<OwnedFd>, RuntimeError> {
         let run = self.pod(&spec.uid);
         let target = self.prepare_rootfs(&spec.uid, &spec.id, &spec.rootfs)?;
         let dir = run.container(&spec.id);
@@ -306,19 +331,20 @@ impl Inner {
             stdin_once: spec.stdin_once,
             tty: spec.tty,
             user: oci.process().as_ref().map_or(0, |process| process.user().uid()),
+            own_streams: streams.is_some(),
             own_pid_namespace: has_own_pid_namespace(&oci),
         };
         hit("runtime.create.bundle", &dir)?;
-        let created = self.ask(&spec.uid, Some(&spec.id), "create", &Request::Create(create), &[], SLOW);
+        let created = self.ask(&spec.uid, Some(&spec.id), "create", &Request::Create(create), streams.unwrap_or_default(), SLOW);
         hit("runtime.create.asked", &dir)?;
         match created {
             // Made by an earlier try whose answer was lost.
-            Err(RuntimeError::WrongState { .. }) => Ok(()),
+            Err(RuntimeError::WrongState { .. }) => Ok(None),
             Err(e @ RuntimeError::Start { .. }) => {
                 self.remove_cgroup(&spec.cgroup)?;
                 Err(e)
             }
-            other => other.map(|_| ()),
+            other => other.map(|(_, fds)| fds.into_iter().next()),
         }
     }
 

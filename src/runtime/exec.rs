@@ -11,7 +11,7 @@ use super::RuntimeError;
 use super::monitor::client::{CallError, Client};
 use super::monitor::wire::{Reply, Request, SignalExec};
 use crate::store::records::ExitRecord;
-use crate::sys::process;
+use crate::sys::tty;
 
 /// Dropping it closes its connection: a process that still runs is killed then, as containerd
 /// does it when a client goes away.
@@ -62,7 +62,7 @@ impl ExecProcess {
     pub fn resize(&self, rows: u16, columns: u16) -> Result<(), RuntimeError> {
         let Some(pty) = &self.pty else { return Ok(()) };
         let lost = |source| RuntimeError::ExecLost { pid: self.pid, source };
-        process::set_window_size(pty.as_fd(), rows, columns).map_err(lost)
+        tty::set_size(pty.as_fd(), rows, columns).map_err(lost)
     }
 
     /// Readable once [`ExecProcess::wait`] would not block: a client polls it beside its terminal.

@@ -26,6 +26,7 @@ pub mod spec;
 pub mod user;
 mod watch;
 
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
 
@@ -82,6 +83,12 @@ impl Runtime {
         self.inner.sandbox(uid)
     }
 
+    /// Makes the monitor of a long-lived pod go on as this program, if it runs another release of it
+    /// (or `always`): false where it does not. A busy one is [`RuntimeError::Protocol`]: later.
+    pub fn renew_monitor(&self, uid: &PodUid, always: bool) -> Result<bool, RuntimeError> {
+        self.inner.renew_monitor(uid, always)
+    }
+
     /// Where the pod's namespaces are pinned, as container specs name them.
     pub fn pins(&self, uid: &PodUid) -> Result<model::Pins, RuntimeError> {
         self.inner.pins(uid)
@@ -96,6 +103,16 @@ impl Runtime {
     /// [`RuntimeError::Start`]; nothing of it is left then but the rootfs.
     pub fn create_container(&self, spec: &model::ContainerSpec) -> Result<(), RuntimeError> {
         self.inner.create_container(spec)
+    }
+
+    /// The same, with streams that are the caller's own: stdin, stdout, stderr, or none of them
+    /// with a tty, whose master side is the result then. Nothing is logged.
+    pub fn create_container_with(
+        &self,
+        spec: &model::ContainerSpec,
+        streams: &[BorrowedFd<'_>],
+    ) -> Result<Option<OwnedFd>, RuntimeError> {
+        self.inner.create(spec, Some(streams))
     }
 
     /// Lets it run; returns the wall-clock nanoseconds of its start. A program that cannot be

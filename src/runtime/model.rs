@@ -86,7 +86,8 @@ pub struct ResolvedUser {
     pub home: String,
 }
 
-/// An overlay root file system that the runtime mounts for a container.
+/// An overlay root file system that the runtime mounts for a container; with an empty `upper` the
+/// first layer itself, written to directly.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rootfs {
     /// Layer directories, topmost first (as overlay's lowerdir wants them).

@@ -10,7 +10,7 @@ use std::io;
 use super::RuntimeError;
 use super::apply::{Inner, META, MONITOR, Monitor, QUICK, containers_of, pins, read_json, read_sandbox, write_json};
 use super::layout::{Meta, PodRun, STARTED, Sandbox, Started};
-use super::model::{ContainerPhase, ContainerState, SandboxState};
+use super::model::{ContainerPhase, ContainerState, Pins, SandboxState};
 use super::monitor::wire::{Empty, Reply, Request, StateReply};
 use crate::store::effects::Effect;
 use crate::store::ids::{ContainerId, PodUid};
@@ -30,25 +30,43 @@ impl Inner {
             let name = entry.map_err(RuntimeError::io("read", &dir))?.file_name();
             // Nothing else is put there.
             let Some(uid) = name.to_str().and_then(|name| PodUid::parse(name).ok()) else { continue };
-            let run = self.pod(&uid);
-            if !run.ready().exists() {
-                self.remove_sandbox(&uid)?;
-                continue;
+            // What of one pod cannot be settled now must not keep the others from starting: it counts
+            // as one that does not answer, and is asked for (and settled) again.
+            match self.recover_one(&uid) {
+                Ok(state) => found.extend(state),
+                Err(_) => found.push(SandboxState {
+                    uid,
+                    monitor: 0,
+                    created_at: 0,
+                    pins: Pins::default(),
+                    containers: Vec::new(),
+                    alive: true,
+                    answers: false,
+                }),
             }
-            let Some(mut state) = self.sandbox(&uid)? else { continue };
-            if state.alive && state.answers {
-                self.undo_half_made(&uid, &run, &mut state)?;
-            }
-            found.push(state);
         }
         failpoint::hit("runtime.recover.done").map_err(RuntimeError::io("recover", &dir))?;
         Ok(found)
     }
 
+    fn recover_one(&self, uid: &PodUid) -> Result<Option<SandboxState>, RuntimeError> {
+        let run = self.pod(uid);
+        if !run.ready().exists() {
+            return self.remove_sandbox(uid).map(|()| None);
+        }
+        let Some(state) = self.sandbox(uid)? else { return Ok(None) };
+        if state.alive && state.answers {
+            self.undo_half_made(uid, &run, &state)?;
+            // One that is busy, or of a release that knows nothing of it, goes on as it is.
+            let _ = self.renew_monitor(uid, false);
+        }
+        Ok(Some(state))
+    }
+
     /// A run directory of a container that its monitor does not know is of a create or a remove
     /// that was cut off. (A create that is still under way is waited for and removed by this too:
     /// nobody remembers it.)
-    fn undo_half_made(&self, uid: &PodUid, run: &PodRun, state: &mut SandboxState) -> Result<(), RuntimeError> {
+    fn undo_half_made(&self, uid: &PodUid, run: &PodRun, state: &SandboxState) -> Result<(), RuntimeError> {
         for id in containers_of(run)? {
             if !state.containers.iter().any(|container| container.id == id) {
                 self.remove_container(uid, &id)?;

@@ -36,6 +36,9 @@ pub fn make_skeleton(at: &Path) -> io::Result<()> {
 
 /// Mounts it, if it is not mounted.
 pub fn mount_overlay(skeleton: &Path, rootfs: &Rootfs, target: &Path) -> Result<(), RuntimeError> {
+    if let (true, Some(directory)) = (rootfs.upper.as_os_str().is_empty(), rootfs.lower.first()) {
+        return mount::bind(directory, target).map_err(RuntimeError::io("bind a root file system on", target));
+    }
     let private = |path: &Path| fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
     if let Some(parent) = rootfs.upper.parent() {
         // Files of containers may be setuid: nobody else gets to them.
@@ -69,6 +72,11 @@ pub fn check(target: &Path) -> Result<(), RuntimeError> {
             0,
             file::Resolve::BeneathNoSymlinks,
         );
+        let opened = match opened {
+            // Made when it is mounted on, beneath the root.
+            Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
+            other => other,
+        };
         opened.map_err(|source| RuntimeError::RootfsUnsafe { path: Path::new("/").join(name), source })?;
     }
     Ok(())

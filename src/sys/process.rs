@@ -162,14 +162,6 @@ pub fn set_nonblocking(fd: BorrowedFd<'_>) -> io::Result<()> {
     Ok(())
 }
 
-/// The size of a terminal, seen by its programs as SIGWINCH.
-pub fn set_window_size(pty: BorrowedFd<'_>, rows: u16, columns: u16) -> io::Result<()> {
-    let size = libc::winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
-    // SAFETY: TIOCSWINSZ reads one winsize, which outlives the call.
-    let r = unsafe { libc::ioctl(pty.as_raw_fd(), libc::TIOCSWINSZ, &raw const size) };
-    if r == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
-}
-
 /// Sets the loopback interface of our network namespace up; netdevice(7).
 pub fn loopback_up() -> io::Result<()> {
     use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
@@ -203,4 +195,30 @@ pub fn kill_child(pid: i32) {
 pub fn kill(pid: i32) {
     // As above: it may be a zombie, then nothing happens.
     let _ = nix::sys::signal::kill(Pid::from_raw(pid), nix::sys::signal::Signal::SIGKILL);
+}
+
+/// How a child of ours has ended, reaped by this; None while it runs.
+pub fn try_reap(pid: i32) -> io::Result<Option<Ended>> {
+    match waitpid(Pid::from_raw(pid), Some(WaitPidFlag::WNOHANG)) {
+        Ok(WaitStatus::Exited(_, code)) => Ok(Some(Ended::Exited(code))),
+        Ok(WaitStatus::Signaled(_, signal, _)) => Ok(Some(Ended::Signaled(signal as i32))),
+        Ok(_) | Err(Errno::EINTR) => Ok(None),
+        Err(e) => Err(e.into()),
+    }
+}
+
+/// Whether the descriptor ends with execve(2).
+pub fn set_close_on_exec(fd: BorrowedFd<'_>, ends: bool) -> io::Result<()> {
+    let flags = if ends { nix::fcntl::FdFlag::FD_CLOEXEC } else { nix::fcntl::FdFlag::empty() };
+    nix::fcntl::fcntl(fd.as_raw_fd(), nix::fcntl::FcntlArg::F_SETFD(flags))?;
+    Ok(())
+}
+
+/// Gives freed memory back to the kernel, for a process that is idle for long.
+pub fn trim_heap() {
+    // SAFETY: it takes the allocator's own locks and touches free memory only.
+    #[cfg(target_env = "gnu")]
+    unsafe {
+        libc::malloc_trim(0);
+    }
 }

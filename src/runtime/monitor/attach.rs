@@ -21,6 +21,10 @@ impl Tees {
         Ok(())
     }
 
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     pub fn write(&mut self, bytes: &[u8]) {
         // Short or refused: too slow, or gone.
         self.0.retain(|to| nix::unistd::write(to, bytes) == Ok(bytes.len()));

@@ -24,6 +24,11 @@ use crate::sys::{clock, process};
 /// How long output is awaited from a process that outlives the container's main process.
 const DRAIN_NANOS: i64 = 2_000_000_000;
 
+/// Bytes taken from a stream at a time.
+const READ: usize = 16 * 1024;
+/// Bytes of log lines that go out in one write, about.
+const LINES: usize = 64 * 1024;
+
 /// One direction out of the container.
 #[derive(Debug)]
 pub struct Stream {
@@ -73,15 +78,18 @@ pub struct Ends {
 }
 
 impl Container {
-    /// Pipes are made, nothing runs.
-    pub fn prepare(asked: Create) -> io::Result<(Container, Ends)> {
+    /// Pipes are made, nothing runs. `given`: the container's ends, where the asker made them.
+    pub fn prepare(asked: Create, given: Vec<OwnedFd>) -> io::Result<(Container, Ends)> {
         let (report, their_report) = process::pipe()?;
         process::set_nonblocking(report.as_fd())?;
         let mut ends = Ends { report: Some(their_report), ..Ends::default() };
         let mut streams = Vec::new();
         let mut stdin = None;
-        let owner = Some(nix::unistd::Uid::from_raw(asked.user));
-        if !asked.tty {
+        if asked.own_streams {
+            let mut given = given.into_iter();
+            (ends.stdin, ends.stdout, ends.stderr) = (given.next(), given.next(), given.next());
+        } else if !asked.tty {
+            let owner = Some(nix::unistd::Uid::from_raw(asked.user));
             for (name, end) in [("stdout", &mut ends.stdout), ("stderr", &mut ends.stderr)] {
                 let (read, write) = process::pipe()?;
                 process::set_nonblocking(read.as_fd())?;
@@ -138,13 +146,23 @@ impl Container {
     pub fn pump(&mut self, index: usize, buffer: &mut [u8], lines: &mut Vec<u8>) -> bool {
         let Some(stream) = self.streams.get_mut(index) else { return false };
         let Some(fd) = &stream.fd else { return false };
+        let buffer = buffer.get_mut(..READ).unwrap_or_default();
         let read = nix::unistd::read(fd.as_raw_fd(), buffer);
         let at = clock::wall_nanos();
         let more = match read {
             Ok(n) if n > 0 => {
                 let bytes = buffer.get(..n).unwrap_or_default();
                 stream.tees.write(bytes);
-                frame(stream.name, at, bytes, false, &mut stream.pending, lines);
+                // Short lines grow 40-fold by their stamps: what becomes too much goes out early.
+                for part in bytes.chunks(512) {
+                    frame(stream.name, at, part, false, &mut stream.pending, lines);
+                    if lines.len() >= LINES {
+                        if let Some(log) = &mut self.log {
+                            log.write(at, lines);
+                        }
+                        lines.clear();
+                    }
+                }
                 true
             }
             Err(nix::errno::Errno::EAGAIN) => false,

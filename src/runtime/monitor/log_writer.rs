@@ -50,6 +50,18 @@ fn push_text(stream: &'static str, at: i64, text: &[u8], pending: &mut Pending, 
     pending.0.extend_from_slice(rest);
 }
 
+/// A write that stopped after `written` bytes of whole lines.
+struct Cut {
+    error: io::Error,
+    written: usize,
+}
+
+impl From<io::Error> for Cut {
+    fn from(error: io::Error) -> Cut {
+        Cut { error, written: 0 }
+    }
+}
+
 /// The file side.
 #[derive(Debug)]
 pub struct LogWriter {
@@ -68,6 +80,11 @@ impl LogWriter {
         LogWriter { log, file: None, size: 0, lost: 0, why: None, lost_ever: 0, last_rotation: 0 }
     }
 
+    /// Of a monitor that goes on as another program.
+    pub fn resumed(log: Log, lost_ever: u64) -> LogWriter {
+        LogWriter { lost_ever, ..LogWriter::new(log) }
+    }
+
     pub fn lost_ever(&self) -> u64 {
         self.lost_ever
     }
@@ -84,47 +101,56 @@ impl LogWriter {
         if lines.is_empty() {
             return;
         }
-        let written = if self.lost == 0 {
-            self.try_write(at, lines)
-        } else {
-            let text = format!("coracle: {} log lines were lost: {}", self.lost, self.why.unwrap_or(io::ErrorKind::Other));
-            let mut with_marker = Vec::with_capacity(lines.len() + 128);
-            push_line(&mut with_marker, at, "stderr", true, text.as_bytes());
-            with_marker.extend_from_slice(lines);
-            self.try_write(at, &with_marker)
+        let marker = self.marker(at);
+        let written = if marker.is_empty() { self.try_write(at, lines) } else { self.try_write(at, &[&marker, lines].concat()) };
+        let (written, error) = match written {
+            Ok(()) => (lines.len(), None),
+            Err(Cut { error, written }) => (written.saturating_sub(marker.len()), Some((error, written >= marker.len()))),
         };
-        match written {
-            Ok(()) => self.lost = 0,
-            Err(e) => {
-                let count = lines.iter().filter(|b| **b == b'\n').count() as u64;
-                self.lost += count;
+        match error {
+            None => self.lost = 0,
+            Some((error, told)) => {
+                let rest = lines.get(written..).unwrap_or_default();
+                let count = rest.iter().filter(|b| **b == b'\n').count() as u64;
+                self.lost = count + if told { 0 } else { self.lost };
                 self.lost_ever += count;
-                self.why = Some(e.kind());
+                self.why = Some(error.kind());
             }
         }
     }
 
-    fn try_write(&mut self, at: i64, lines: &[u8]) -> io::Result<()> {
+    /// The line that says how many came before; empty where none are missing.
+    fn marker(&self, at: i64) -> Vec<u8> {
+        let mut line = Vec::new();
+        if self.lost > 0 {
+            let text = format!("coracle: {} log lines were lost: {}", self.lost, self.why.unwrap_or(io::ErrorKind::Other));
+            push_line(&mut line, at, "stderr", true, text.as_bytes());
+        }
+        line
+    }
+
+    fn try_write(&mut self, at: i64, lines: &[u8]) -> Result<(), Cut> {
         if self.size > 0 && self.size + lines.len() as u64 > self.log.max_size {
             self.rotate(at)?;
         }
         let before = self.size;
         let file = self.open()?;
-        match file.write(lines) {
+        let (written, error) = match file.write(lines) {
             Ok(n) if n == lines.len() => {
                 self.size += n as u64;
-                Ok(())
+                return Ok(());
             }
-            written => {
-                // Some of it may be there: without its end it is no line.
-                let cut = file.set_len(before);
-                if cut.is_err() {
-                    // Cannot be told apart any more: go by what the file has.
-                    self.file = None;
-                }
-                Err(written.err().unwrap_or_else(|| io::ErrorKind::StorageFull.into()))
-            }
+            Ok(n) => (n, io::ErrorKind::StorageFull.into()),
+            Err(e) => (0, e),
+        };
+        // What came after the last newline is no line: it is cut off again.
+        let whole = lines.get(..written).and_then(|l| l.iter().rposition(|b| *b == b'\n')).map_or(0, |at| at + 1);
+        match file.set_len(before + whole as u64) {
+            Ok(()) => self.size = before + whole as u64,
+            // Go by what the file has from now on.
+            Err(_) => self.file = None,
         }
+        Err(Cut { error, written: whole })
     }
 
     fn open(&mut self) -> io::Result<&mut File> {

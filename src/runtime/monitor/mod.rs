@@ -15,6 +15,7 @@ mod helper;
 mod log_writer;
 mod namespaces;
 mod peers;
+mod resume;
 mod serve;
 pub mod wire;
 
@@ -52,6 +53,12 @@ fn io(op: &'static str) -> impl FnOnce(io::Error) -> MonitorError {
 pub fn run() -> Result<(), MonitorError> {
     process::set_name(c"coracle monitor").map_err(io("set the process's name"))?;
     signal::ignore_what_ends_us().map_err(io("ignore signals"))?;
+    if let Some(resume::Resumed { sandbox, listener, containers }) = resume::resume().map_err(io("go on as a newer program"))? {
+        let signals = signal::ChildSignals::open().map_err(io("open signalfd"))?;
+        let cgroups = Cgroups::detect(&sandbox.cgroup_parent).map_err(MonitorError::Cgroups)?;
+        serve::Monitor::new(sandbox, cgroups, listener, signals, containers).serve();
+        return Ok(());
+    }
     process::close_all_but(&[]).map_err(io("close inherited descriptors"))?;
     let mut go = [0u8; 1];
     if io::stdin().read(&mut go).map_err(io("hear the agent"))? == 0 {
@@ -77,6 +84,6 @@ pub fn run() -> Result<(), MonitorError> {
         process::replace_stdio(null.as_fd(), number).map_err(io("let go of the agent's pipes"))?;
     }
     drop(null);
-    serve::Monitor::new(sandbox, cgroups, listener, signals).serve();
+    serve::Monitor::new(sandbox, cgroups, listener, signals, Vec::new()).serve();
     Ok(())
 }

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use nix::sched::{CloneFlags, unshare};
 
-use super::wire::{Failure, Kind, MAX_FRAME};
+use super::wire::{Failure, Kind};
 use crate::runtime::layout::Sandbox;
 use crate::sys::{process, seqpacket};
 
@@ -33,7 +33,7 @@ pub fn make(sandbox: &Sandbox) -> Result<Namespaces, Failure> {
     drop(theirs);
     // A namespace takes a millisecond; the monitor has nothing else to do before the pod has any.
     let answered = seqpacket::wait(ours.as_fd(), Some(Duration::from_secs(20))).map_err(failed)?;
-    let mut buffer = vec![0; MAX_FRAME];
+    let mut buffer = [0; 8192];
     let received =
         if answered { seqpacket::receive(ours.as_fd(), &mut buffer).map_err(failed)? } else { seqpacket::Received::Nothing };
     process::kill_child(child);

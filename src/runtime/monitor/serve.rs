@@ -24,10 +24,13 @@ use crate::store::ids::ContainerId;
 use crate::store::records::ExitRecord;
 use crate::sys::process::Ended;
 use crate::sys::signal::ChildSignals;
-use crate::sys::{clock, failpoint, pidfd, process, seqpacket};
+use crate::sys::{clock, failpoint, pidfd, process, seqpacket, tty};
 
 /// A libcontainer call that takes longer is given up: its helper is killed and its work undone.
 const HELPER_NANOS: i64 = 120_000_000_000;
+/// Larger than a frame may be, so that the allocator maps it by itself (from 128 KiB up): only pages
+/// that were touched cost memory.
+const BUFFER: usize = 256 * 1024;
 /// How soon what failed for want of space (an exit file) is tried again.
 const RETRY_NANOS: i64 = 200_000_000;
 
@@ -85,7 +88,7 @@ pub struct Monitor {
     running: Option<Running>,
     /// Ends of children that nobody has announced yet; kept while a helper runs.
     unclaimed: Vec<(i32, Ended)>,
-    /// Shared by all reads: frames and output. Only touched pages cost memory.
+    /// Shared by all reads: frames and output.
     buffer: Vec<u8>,
     lines: Vec<u8>,
     retry_at: Option<i64>,
@@ -93,7 +96,13 @@ pub struct Monitor {
 }
 
 impl Monitor {
-    pub fn new(sandbox: Sandbox, cgroups: Cgroups, listener: OwnedFd, signals: ChildSignals) -> Monitor {
+    pub fn new(
+        sandbox: Sandbox,
+        cgroups: Cgroups,
+        listener: OwnedFd,
+        signals: ChildSignals,
+        containers: Vec<Container>,
+    ) -> Monitor {
         Monitor {
             run: PodRun::at(sandbox.dir.clone()),
             sandbox,
@@ -101,12 +110,12 @@ impl Monitor {
             listener,
             signals,
             peers: Peers::default(),
-            containers: Vec::new(),
+            containers,
             execs: Vec::new(),
             queue: VecDeque::new(),
             running: None,
             unclaimed: Vec::new(),
-            buffer: vec![0; MAX_FRAME],
+            buffer: vec![0; BUFFER],
             lines: Vec::new(),
             retry_at: None,
             quit: false,
@@ -115,8 +124,12 @@ impl Monitor {
 
     /// Until the pod is told to end. No error ends it: containers would end with it.
     pub fn serve(&mut self) {
+        // Ends whose signals came before there was a descriptor for them.
+        let mut reaped = self.reap();
+        // Reading the host's mounts took more than is kept.
+        process::trim_heap();
         while !self.quit {
-            if let Err(e) = self.turn() {
+            if let Err(e) = std::mem::replace(&mut reaped, Ok(())).and_then(|()| self.turn()) {
                 eprintln!("coracle monitor: {e}");
                 // Out of descriptors or memory: what lacks now may be there soon.
                 std::thread::sleep(std::time::Duration::from_millis(20));
@@ -221,7 +234,8 @@ impl Monitor {
     fn hear(&mut self, id: PeerId) {
         let Some(peer) = self.peers.find(id) else { return };
         // A connection that fails is a connection that is gone.
-        let received = seqpacket::receive(peer.as_fd(), &mut self.buffer).unwrap_or(seqpacket::Received::Closed);
+        let frame = self.buffer.get_mut(..MAX_FRAME).unwrap_or_default();
+        let received = seqpacket::receive(peer.as_fd(), frame).unwrap_or(seqpacket::Received::Closed);
         match received {
             seqpacket::Received::Nothing => {}
             seqpacket::Received::Closed => self.peers.drop_peer(id),
@@ -253,7 +267,7 @@ impl Monitor {
     fn obey(&mut self, asker: Asker, request: Request, fds: Vec<OwnedFd>) {
         let done = match request {
             Request::Hello(_) => Ok(Some(Reply::Hello(HelloReply {
-                release: env!("CARGO_PKG_VERSION").to_owned(),
+                release: wire::RELEASE.to_owned(),
                 pod: self.sandbox.uid.to_string(),
                 pid: std::process::id() as i32,
             }))),
@@ -264,7 +278,7 @@ impl Monitor {
                 }
                 Err(failure) => Err(failure),
             },
-            Request::Create(create) => self.ask_create(asker, create).map(|()| None),
+            Request::Create(create) => self.ask_create(asker, create, fds).map(|()| None),
             Request::Start(wire::Which { id }) => self.ask_start(asker, id).map(|()| None),
             Request::Signal(wire::Signal { id, signal }) => self.send_signal(&id, signal).map(done_reply),
             Request::Remove(wire::Which { id }) => self.ask_remove(asker, &id),
@@ -280,7 +294,7 @@ impl Monitor {
             Request::Attach(attach) => self.attach(&attach, fds).map(done_reply),
             Request::Resize(wire::Resize { id, rows, columns }) => self.resize(&id, rows, columns).map(done_reply),
             Request::Quit(Empty {}) => self.ask_quit().map(done_reply),
-            Request::Reexec(Empty {}) => Err(Failure::new(Kind::UnknownType, "reexec is not known to this version")),
+            Request::Reexec(Empty {}) => Err(self.become_program(fds)),
         };
         match done {
             Ok(Some(reply)) => self.peers.answer(asker, &reply),
@@ -307,13 +321,13 @@ impl Monitor {
         StateReply { containers: containers.collect() }
     }
 
-    fn ask_create(&mut self, asker: Asker, create: wire::Create) -> Result<(), Failure> {
+    fn ask_create(&mut self, asker: Asker, create: wire::Create, fds: Vec<OwnedFd>) -> Result<(), Failure> {
         if self.find(&create.id).is_ok() {
             return Err(Failure::new(Kind::WrongState, format!("container {} is there already", create.id)));
         }
         let io = |e: io::Error| Failure::new(Kind::Io, format!("streams of the container: {e}"));
         let (id, tty) = (create.id.clone(), create.tty);
-        let (container, ends) = Container::prepare(create).map_err(io)?;
+        let (container, ends) = Container::prepare(create, fds).map_err(io)?;
         self.containers.push(container);
         self.queue.push_back(Job { asker, id, verb: Verb::Create, tty, ends, report: None });
         Ok(())
@@ -427,11 +441,28 @@ impl Monitor {
         Ok(())
     }
 
+    /// Returns only why not.
+    fn become_program(&mut self, fds: Vec<OwnedFd>) -> Failure {
+        let Some(program) = fds.into_iter().next() else {
+            return Failure::new(Kind::BadRequest, "reexec without a program");
+        };
+        let busy = |c: &Container| {
+            let attached = c.stdin.from.is_some() || c.stdin.wants_to_write() || c.streams.iter().any(|s| !s.tees.is_empty());
+            attached || c.pid == 0 || c.starting.is_some() || !c.removing.is_empty() || (c.ended.is_some() && c.exit.is_none())
+        };
+        let helpers = self.running.is_some() || !self.queue.is_empty() || !self.execs.is_empty();
+        if helpers || self.containers.iter().any(busy) {
+            return Failure::new(Kind::WrongState, "the monitor is busy");
+        }
+        let e = super::resume::become_program(program.as_fd(), &self.sandbox, &self.listener, &self.containers);
+        Failure::new(Kind::Io, format!("becoming the newer program: {e}"))
+    }
+
     fn resize(&mut self, id: &ContainerId, rows: u16, columns: u16) -> Result<(), Failure> {
         let container = self.find(id)?;
         let terminal = container.streams.first().and_then(|stream| stream.fd.as_ref()).filter(|_| container.asked.tty);
         let terminal = terminal.ok_or_else(|| Failure::new(Kind::WrongState, format!("container {id} has no terminal")))?;
-        process::set_window_size(terminal.as_fd(), rows, columns).map_err(|e| Failure::new(Kind::Io, format!("resize: {e}")))
+        tty::set_size(terminal.as_fd(), rows, columns).map_err(|e| Failure::new(Kind::Io, format!("resize: {e}")))
     }
 
     fn ask_quit(&mut self) -> Result<(), Failure> {
@@ -532,15 +563,20 @@ impl Monitor {
                 // Nothing reaps it but us, so the pid is its own still; only a lack of descriptors
                 // fails here, and a container without one is ended by its cgroup.
                 container.pidfd = pidfd::open(pid).ok();
-                let terminal = pty.map_or(Ok(()), |pty| container.take_terminal(pty));
+                let (to_asker, ours) = if container.asked.own_streams { (pty, None) } else { (None, pty) };
+                let terminal = ours.map_or(Ok(()), |pty| container.take_terminal(pty));
                 let unwanted = !container.removing.is_empty();
                 if unwanted && early.is_none() {
                     process::kill(pid);
                 }
-                failpoint::hit("runtime.monitor.created")?;
-                match terminal {
-                    Ok(()) => self.peers.answer(job.asker, &Reply::Created(Created { pid })),
-                    Err(e) => return self.job_failed(job, Failure::new(Kind::Io, format!("terminal: {e}"))),
+                match terminal.and_then(|()| failpoint::hit("runtime.monitor.created")) {
+                    Ok(()) => {
+                        let reply = Reply::Created(Created { pid });
+                        self.peers.send(job.asker.peer, job.asker.request, &reply, to_asker.into_iter().collect());
+                    }
+                    Err(e) => {
+                        return self.job_failed(job, Failure::new(Kind::Refused, format!("taking over the container: {e}")));
+                    }
                 }
                 if let Some(how) = early {
                     self.main_ended(pid, how);
@@ -688,8 +724,10 @@ impl Monitor {
         let started = Started { pid: container.pid, at };
         let file = self.run.container(&container.asked.id).join(crate::runtime::layout::STARTED);
         // Only a monitor's death makes anyone read it; without it the start time is unknown then.
-        let _ = serde_json::to_vec(&started).map(|bytes| write_whole(&file, &bytes));
-        failpoint::hit("runtime.monitor.started")?;
+        let _ = serde_json::to_vec(&started)
+            .map_err(io::Error::from)
+            .and_then(|bytes| write_whole(&file, &bytes))
+            .and_then(|()| failpoint::hit("runtime.monitor.started"));
         self.peers.answer(asker, &Reply::Started(wire::Started { started_at: at }));
         Ok(())
     }
@@ -735,6 +773,7 @@ impl Monitor {
     fn finish_ended(&mut self) {
         self.retry_at = None;
         let mut removed = Vec::new();
+        let mut trim = false;
         for n in 0..self.containers.len() {
             let Some(container) = self.containers.get_mut(n).filter(|c| c.ended.is_some() && c.exit.is_none()) else { continue };
             // Its start is not answered yet: first that, then the end.
@@ -754,6 +793,7 @@ impl Monitor {
                 continue;
             }
             container.exit = Some(record.clone());
+            trim = true;
             container.stdin = super::attach::Stdin::new(None, false);
             let id = container.asked.id.clone();
             let waiting = std::mem::take(&mut container.removing);
@@ -761,6 +801,10 @@ impl Monitor {
             if !waiting.is_empty() {
                 removed.push((id, waiting));
             }
+        }
+        if trim {
+            self.lines = Vec::new();
+            process::trim_heap();
         }
         for (id, waiting) in removed {
             self.forget(&id);

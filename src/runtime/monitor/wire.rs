@@ -22,6 +22,8 @@ use crate::store::ids::ContainerId;
 use crate::store::records::ExitRecord;
 
 pub const VERSION: u16 = 1;
+/// Which program this is, for the other side.
+pub const RELEASE: &str = env!("CARGO_PKG_VERSION");
 pub const MAX_FRAME: usize = 64 * 1024;
 /// Longest text of a failure on the wire; the rest is cut.
 pub const MAX_MESSAGE: usize = 4096;
@@ -188,6 +190,10 @@ pub struct Create {
     /// Owner of the pipes, so that the container may open /dev/stdout again.
     #[serde(default)]
     pub user: u32,
+    /// The container's ends come beside the request: stdin, stdout, stderr; with a tty its master
+    /// side goes back beside the answer. The monitor sees no byte, and there is no log.
+    #[serde(default)]
+    pub own_streams: bool,
     /// False where the container shares a pid namespace: its cgroup is killed with its main process.
     #[serde(default)]
     pub own_pid_namespace: bool,
