@@ -2,6 +2,8 @@
 //!
 //! Needs root, cgroups, and Debian's busybox-static.
 
+#[path = "runtime/bounds.rs"]
+mod bounds;
 #[path = "runtime/crash.rs"]
 mod crash;
 #[path = "runtime/life.rs"]

@@ -101,3 +101,52 @@ fn signals_kills_and_removal_end_a_container() {
     world.runtime().remove_container(&uid(1), &id(4)).unwrap();
     assert_eq!(world.phase(1, 4), None);
 }
+
+/// `cargo test --release --test runtime -- --ignored --nocapture how_long`: figures, no verdict.
+#[test]
+#[ignore = "a measurement"]
+fn how_long_the_verbs_take() {
+    if !able() {
+        return;
+    }
+    let mut world = World::new();
+    let mut taken: std::collections::BTreeMap<&str, Vec<f64>> = Default::default();
+    for n in 1..=20 {
+        let mut time = |name, run: &mut dyn FnMut()| {
+            let began = std::time::Instant::now();
+            run();
+            taken.entry(name).or_default().push(began.elapsed().as_secs_f64() * 1000.0);
+        };
+        time("1 sandbox", &mut || drop(world.run_sandbox(n)));
+        let spec = world.container(n, n, &["sleep", "1000"]);
+        time("2 create", &mut || world.runtime().create_container(&spec).unwrap());
+        time("3 start", &mut || drop(world.runtime().start_container(&spec.uid, &spec.id).unwrap()));
+        let exec = ExecSpec { uid: uid(n), id: id(n), argv: vec!["true".into()], tty: false, stdin: false };
+        let mut process = spec.oci.process().clone().unwrap();
+        process.set_args(Some(exec.argv.clone()));
+        time("4 exec true", &mut || {
+            let mut process = world.runtime().exec(&exec, &process).unwrap();
+            assert_eq!(process.wait(Some(WAIT)).unwrap().unwrap().code, 0);
+        });
+    }
+    let began = std::time::Instant::now();
+    assert_eq!(world.restart().len(), 20);
+    eprintln!("recover 20 pods: {:.1} ms", began.elapsed().as_secs_f64() * 1000.0);
+    for n in 1..=20 {
+        let began = std::time::Instant::now();
+        world.runtime().remove_container(&uid(n), &id(n)).unwrap();
+        taken.entry("5 remove").or_default().push(began.elapsed().as_secs_f64() * 1000.0);
+        let began = std::time::Instant::now();
+        world.runtime().remove_sandbox(&uid(n)).unwrap();
+        taken.entry("6 remove sandbox").or_default().push(began.elapsed().as_secs_f64() * 1000.0);
+    }
+    for (name, mut times) in taken {
+        times.sort_by(f64::total_cmp);
+        eprintln!(
+            "{name}: {:.1} / {:.1} / {:.1} ms (min, median, max)",
+            times[0],
+            times[times.len() / 2],
+            times[times.len() - 1]
+        );
+    }
+}

@@ -719,7 +719,8 @@ impl Monitor {
                 Job { asker, id: container.asked.id.clone(), verb: Verb::Start, tty: false, ends: Ends::default(), report: None };
             return self.job_failed(job, failure);
         }
-        let at = clock::wall_nanos();
+        // One that was quick has ended before anybody looked.
+        let at = container.ended.map_or_else(clock::wall_nanos, |(_, ended)| ended);
         container.started_at = at;
         let started = Started { pid: container.pid, at };
         let file = self.run.container(&container.asked.id).join(crate::runtime::layout::STARTED);
