@@ -22,7 +22,7 @@ pub enum Action {
     SetUpVolumes { uid: PodUid, configs: u64 },
     RunSandbox { uid: PodUid },
     Attach { uid: PodUid },
-    /// Asks a monitor again that did not answer; a slow disk may have blocked it.
+    /// Asks a monitor for all of its containers: one that did not answer, or whose word is old.
     Listen { uid: PodUid },
     /// Of a sandbox whose monitor has died: ends what is left and reads how its containers ended.
     Inspect { uid: PodUid },
@@ -40,6 +40,8 @@ pub enum Action {
     RecordExit { uid: PodUid, container: String, number: u32, id: ContainerId, exit: ExitRecord },
     /// Removes an old container with its log, layers and links.
     RemoveContainer { uid: PodUid, container: String, number: u32, id: ContainerId },
+    /// Of a pod that has finished: its volumes hold memory and mounts that nobody needs.
+    ReleaseVolumes { uid: PodUid },
     /// Journals the pod's own end.
     Finish { uid: PodUid, finished: Finished },
     /// Removes all of the pod and journals that.
@@ -76,6 +78,7 @@ impl Action {
             | Action::Kill { uid, .. }
             | Action::RecordExit { uid, .. }
             | Action::RemoveContainer { uid, .. }
+            | Action::ReleaseVolumes { uid }
             | Action::Finish { uid, .. }
             | Action::Remove { uid } => uid,
         }
@@ -111,6 +114,7 @@ impl fmt::Display for Action {
             Action::RemoveContainer { uid, container, number, .. } => {
                 write!(f, "remove-container {uid} {container} attempt={number}")
             }
+            Action::ReleaseVolumes { uid } => write!(f, "release-volumes {uid}"),
             Action::Finish { uid, finished } => write!(f, "finish {uid} {} {}", finished.phase, finished.reason),
             Action::Remove { uid } => write!(f, "remove {uid}"),
         }

@@ -53,7 +53,7 @@ pub enum AgentError {
 const WORKERS: usize = 8;
 const PULLERS: usize = 2;
 const STACK: usize = 256 * 1024;
-/// How often the store may look after its reserve.
+/// How often the planner asks what nobody tells.
 const TEND: i64 = 60 * super::model::SECOND;
 
 /// An agent whose rooms are open and whose pods of before are known again.
@@ -227,11 +227,8 @@ impl Planner {
     /// Folds in what came, until nothing more is there. False: leave.
     fn wait(&mut self, messages: &Receiver<Message>, wake: Option<i64>, at_most: Option<Duration>) -> bool {
         let due = wake.map(|at| Duration::from_nanos(u64::try_from(at - clock::boot_nanos()).unwrap_or(0)));
-        let limit = match (due, at_most) {
-            (Some(a), Some(b)) => a.min(b),
-            (Some(limit), None) | (None, Some(limit)) => limit,
-            (None, None) => Duration::from_nanos(TEND.unsigned_abs()),
-        };
+        let tend = Duration::from_nanos(TEND.unsigned_abs());
+        let limit = tend.min(due.unwrap_or(tend)).min(at_most.unwrap_or(tend));
         let mut message = match messages.recv_timeout(limit) {
             Ok(message) => message,
             Err(RecvTimeoutError::Timeout) => return true,
@@ -319,6 +316,7 @@ impl Planner {
 
     /// Plans and hands out, until nothing more is due now. Gives the next due time.
     fn turn(&mut self) -> Option<i64> {
+        self.tend();
         let wake = loop {
             let now = now();
             let plan = plan::plan(&self.desired, &self.observed, now);
@@ -332,7 +330,6 @@ impl Planner {
         };
         self.answer_stops();
         self.sweep();
-        self.tend();
         wake
     }
 
@@ -412,12 +409,15 @@ impl Planner {
         self.workers.submit(move || apply::sweep_containers(&rooms, &known, begun));
     }
 
+    /// Now and then, also on an idle node: the store's reserve, and what monitors say when asked
+    /// (a relist; events alone would make one that is missed last for ever).
     fn tend(&mut self) {
         let now = clock::boot_nanos();
         if now - self.tended < TEND {
             return;
         }
         self.tended = now;
+        observe::listen_again(&mut self.observed);
         let rooms = Arc::clone(&self.rooms);
         self.workers.submit(move || {
             if let Err(error) = rooms.store.tend() {

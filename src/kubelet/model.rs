@@ -84,7 +84,7 @@ pub struct PodState {
     /// An action is under way; nothing else is planned for this pod until its report.
     pub busy: bool,
     pub sandbox: Sandbox,
-    /// Its monitor lives but did not answer: what is known of its containers may be old.
+    /// Its monitor has not answered yet, or is to be asked again: what is known may be old.
     pub unheard: bool,
     /// Revision of [`Desired::configs`] that its volumes hold.
     pub volumes: Option<u64>,

@@ -75,6 +75,13 @@ fn end(attempt: &mut AttemptState, mut exit: ExitRecord, stopped: bool, now: Now
     attempt.phase = Phase::Ended { exit, journalled: false, boot: now.boot };
 }
 
+/// Every monitor is to be asked what it has, in case a word of it was missed.
+pub fn listen_again(observed: &mut Observed) {
+    for state in observed.pods.values_mut() {
+        state.unheard |= matches!(state.sandbox, Sandbox::Up { .. });
+    }
+}
+
 /// Newer ConfigMaps or Secrets: what waited for one need not wait longer.
 pub fn configs_changed(observed: &mut Observed) {
     for state in observed.pods.values_mut() {
@@ -204,6 +211,12 @@ pub fn reported(observed: &mut Observed, action: &Action, outcome: Outcome, now:
                 container.stale.retain(|(_, stale)| stale != id);
             }
             settle(state, Step::Collect, outcome, now);
+        }
+        Action::ReleaseVolumes { .. } => {
+            if outcome == Outcome::Done {
+                state.volumes = None;
+            }
+            settle(state, Step::Volumes, outcome, now);
         }
         Action::Finish { finished, .. } => {
             if outcome == Outcome::Done {

@@ -45,6 +45,8 @@ pub fn recovered(found: Found, now: Now) -> Observed {
             }),
             ..PodState::default()
         };
+        // Whether they are there still is not written down; letting go of them twice does no harm.
+        state.volumes = state.finished.as_ref().map(|_| 0);
         let sandbox = sandboxes.remove(&uid);
         state.sandbox = match &sandbox {
             None => Sandbox::None,

@@ -171,6 +171,7 @@ pub fn log_outcome(observed: &Observed, action: &Action, outcome: &Outcome) {
         | Action::Attach { .. }
         | Action::Inspect { .. }
         | Action::Listen { .. }
+        | Action::ReleaseVolumes { .. }
         | Action::Create { .. }
         | Action::Signal { .. }
         | Action::RemoveContainer { .. } => tracing::debug!(pod, action = %action, "done"),

@@ -72,6 +72,7 @@ pub fn run(rooms: &Rooms, job: &Job) -> Outcome {
         Action::Kill { uid, targets } => container::kill(rooms, uid, targets),
         Action::RecordExit { uid, container, number, id, exit } => exit::record(rooms, job, uid, container, *number, id, exit),
         Action::RemoveContainer { uid, container, number, id } => container::remove(rooms, job, uid, container, *number, id),
+        Action::ReleaseVolumes { uid } => pod::release_volumes(rooms, uid),
         Action::Finish { uid, finished } => pod::finish(rooms, uid, finished),
         Action::Remove { uid } => pod::remove(rooms, job, uid),
     };

@@ -153,6 +153,11 @@ pub(super) fn stop_sandbox(rooms: &Rooms, uid: &PodUid) -> Result<Outcome, Faile
     Ok(Outcome::Done)
 }
 
+pub(super) fn release_volumes(rooms: &Rooms, uid: &PodUid) -> Result<Outcome, Failed> {
+    rooms.volumes.teardown(uid).map_err(Failed::because(FailReason::Mount))?;
+    Ok(Outcome::Done)
+}
+
 pub(super) fn finish(rooms: &Rooms, uid: &PodUid, finished: &Finished) -> Result<Outcome, Failed> {
     journal(
         rooms,

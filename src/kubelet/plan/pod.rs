@@ -202,6 +202,8 @@ impl Turn<'_> {
     fn clean_up(&mut self) {
         if self.state.sandbox != Sandbox::None {
             self.step(Step::Stop, Action::StopSandbox { uid: self.uid.clone() });
+        } else if self.state.finished.is_some() && self.state.volumes.is_some() {
+            self.step(Step::Volumes, Action::ReleaseVolumes { uid: self.uid.clone() });
         } else {
             self.collect();
         }

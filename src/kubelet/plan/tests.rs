@@ -414,6 +414,18 @@ fn a_dead_monitor_ends_its_containers_unknown_and_the_pod_is_made_anew() {
 }
 
 #[test]
+fn an_exit_that_nobody_heard_of_is_found_by_asking_again() {
+    let mut w = World::with(pod("p", OnFailure, &[], &["c"]));
+    w.settle();
+    w.exit_unheard("u1", "c", 0);
+    w.live(100);
+    assert_eq!(w.status("u1").phase, "Running");
+    crate::kubelet::observe::listen_again(&mut w.observed);
+    w.settle();
+    assert_eq!(w.status("u1").phase, "Succeeded");
+}
+
+#[test]
 fn after_a_reboot_all_run_again_except_what_had_ended() {
     let mut w = World::with(pod("p", Always, &["i"], &["c"]));
     w.want("u2", pod("done", Never, &[], &["c"]));

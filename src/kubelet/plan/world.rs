@@ -200,6 +200,11 @@ impl World {
         Some(RuntimeEvent::Exited { uid: uid.clone(), id: known.id.clone(), exit })
     }
 
+    /// A container's process ends and nobody is told.
+    pub fn exit_unheard(&mut self, id: &str, container: &str, code: i32) {
+        self.end_process(&uid(id), container, ExitRecord { code, ..ExitRecord::default() });
+    }
+
     pub fn running(&self, id: &str) -> Vec<String> {
         let sandbox = self.kernel.get(&uid(id));
         let running = sandbox.iter().flat_map(|s| &s.containers).filter(|c| matches!(c.phase, ContainerPhase::Running { .. }));
@@ -406,6 +411,10 @@ impl World {
                     stamp,
                 });
                 Outcome::Recorded { exit: exit.clone() }
+            }
+            Action::ReleaseVolumes { uid } => {
+                assert!(!self.kernel.contains_key(uid), "volumes are released under a sandbox");
+                Outcome::Done
             }
             Action::RemoveContainer { uid, id, .. } => {
                 if let Some(sandbox) = self.kernel.get_mut(uid) {
