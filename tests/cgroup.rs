@@ -134,6 +134,21 @@ fn limits_are_written_changed_and_lifted() {
 }
 
 #[test]
+fn a_class_weighs_what_its_pods_weigh() {
+    for room in rooms().into_iter().filter(|r| has(r, "cpu controller")) {
+        let class = room.at("kubepods/burstable");
+        for (pod, shares) in [("pod1", 512), ("pod2", 1024)] {
+            let limits = CgroupResources { cpu_shares: Some(shares), ..CgroupResources::default() };
+            room.cgroups.create(&format!("{class}/{pod}"), &limits).unwrap();
+        }
+        room.cgroups.weigh_by_children(&class).unwrap();
+        let shares = file(&room, "cpu.shares", "cpu.weight", &class).unwrap();
+        assert!(shares == "1536" || (57..=59).contains(&shares.parse::<u64>().unwrap()), "{shares}");
+        room.cgroups.weigh_by_children(&room.at("nobody")).unwrap();
+    }
+}
+
+#[test]
 fn a_cgroup_without_limits_switches_no_controller_on() {
     for room in rooms().into_iter().filter(|r| r.cgroups.layout() == Layout::V2) {
         room.cgroups.create(&room.at("monitor/one"), &CgroupResources::default()).unwrap();

@@ -664,7 +664,8 @@ pub(super) fn pins(run: &PodRun, sandbox: &Sandbox) -> Pins {
         net: pin("net", sandbox.host_network),
         uts: pin("uts", sandbox.host_network),
         ipc: pin("ipc", sandbox.host_ipc),
-        shm: Some(run.shm()),
+        // The host's IPC is System V's, POSIX queues' and what lies here.
+        shm: Some(if sandbox.host_ipc { PathBuf::from("/dev/shm") } else { run.shm() }),
     }
 }
 

@@ -24,13 +24,8 @@ const SHM_SIZE: u64 = 64 << 20;
 /// the manifests directory, or removed.
 pub(super) fn admit(rooms: &Rooms, job: &Job, uid: &PodUid) -> Result<Outcome, Failed> {
     let at = clock::wall_nanos();
-    let record = Record::Admitted {
-        uid: uid.clone(),
-        namespace: job.namespace.clone(),
-        name: job.name.clone(),
-        at,
-        stamp: stamp(rooms),
-    };
+    let record =
+        Record::Admitted { uid: uid.clone(), namespace: job.namespace.clone(), name: job.name.clone(), at, stamp: stamp(rooms) };
     journal(rooms, &record)?;
     if let Some(raw) = &job.raw {
         rooms.store.save_manifest(uid, raw).map_err(Failed::because(FailReason::Journal))?;
@@ -44,6 +39,12 @@ pub(super) fn set_up_volumes(rooms: &Rooms, job: &Job, uid: &PodUid) -> Result<O
 }
 
 pub(super) fn hostname(rooms: &Rooms, pod: &Pod) -> Result<texts::Hostname, texts::TextError> {
+    if pod.spec.host_network {
+        // It sees the host's UTS namespace.
+        let name = nix::unistd::gethostname().map(|n| n.to_string_lossy().into_owned());
+        let name = name.unwrap_or_else(|_| rooms.config.node_name.clone());
+        return Ok(texts::Hostname { hostname: name.clone(), domain: None, kernel: name });
+    }
     texts::hostname(&HostnameInput {
         pod: &pod.metadata.name,
         namespace: &pod.metadata.namespace,

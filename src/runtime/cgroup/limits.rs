@@ -8,7 +8,7 @@ use std::path::Path;
 
 use super::super::model::CgroupResources;
 use super::CgroupError;
-use super::hierarchy::write;
+use super::hierarchy::{Kind, is_gone, write};
 
 impl CgroupResources {
     /// Whether any controller is needed for it.
@@ -74,6 +74,27 @@ pub fn write_v1(dir: &Path, controllers: &[String], limits: &CgroupResources) ->
         write(&dir.join("pids.max"), &or_max(limits.pids_limit))?;
     }
     Ok(())
+}
+
+/// cpu.shares of a directory, or what its weight amounts to; None: it is gone, or counts none.
+pub fn shares_of(dir: &Path, kind: Kind) -> Result<Option<u64>, CgroupError> {
+    let file = dir.join(if kind == Kind::V2 { "cpu.weight" } else { "cpu.shares" });
+    let value = match std::fs::read_to_string(&file) {
+        Ok(text) => text.trim().parse::<u64>().ok(),
+        Err(e) if is_gone(&e) => None,
+        Err(source) => return Err(CgroupError::Io { operation: "read", path: file, source }),
+    };
+    Ok(value.map(|v| if kind == Kind::V2 { 2 + v.saturating_sub(1) * 262_142 / 9999 } else { v }))
+}
+
+/// Absent is fine: the directory is gone, or nothing in it was ever limited.
+pub fn write_shares(dir: &Path, kind: Kind, shares: u64) -> Result<(), CgroupError> {
+    let shares = shares.clamp(2, 262_144);
+    if kind == Kind::V2 {
+        write_if_there(&dir.join("cpu.weight"), &CgroupResources::weight(shares).to_string())
+    } else {
+        write_if_there(&dir.join("cpu.shares"), &shares.to_string())
+    }
 }
 
 fn or_max(limit: Option<i64>) -> String {

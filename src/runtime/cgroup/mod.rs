@@ -129,6 +129,21 @@ impl Cgroups {
         self.write(path, limits)
     }
 
+    /// Gives `path` the CPU weight that its children have together, as kubelet does for the class
+    /// of burstable pods: the class then competes with the others by what its pods asked for.
+    pub fn weigh_by_children(&self, path: &str) -> Result<(), CgroupError> {
+        self.inside(path)?;
+        for hierarchy in self.0.hierarchies.iter().filter(|h| h.controllers.iter().any(|c| c == "cpu")) {
+            let dir = hierarchy.dir(path);
+            let mut shares = 0u64;
+            for child in hierarchy::subdirs(&dir)? {
+                shares = shares.saturating_add(limits::shares_of(&dir.join(child), hierarchy.kind)?.unwrap_or(0));
+            }
+            limits::write_shares(&dir, hierarchy.kind, shares)?;
+        }
+        Ok(())
+    }
+
     fn write(&self, path: &str, limits: &CgroupResources) -> Result<(), CgroupError> {
         for hierarchy in &self.0.hierarchies {
             match hierarchy.kind {

@@ -99,8 +99,8 @@ fn when(name: &str, op: LinuxSeccompOperator, value: u64, value_two: Option<u64>
         Some(two) => arg.value_two(two),
         None => arg,
     };
-    // Every field has a default: build has nothing to fail on.
-    let arg = arg.build().expect("a builder with defaults");
+    // Every field has a default, so build has nothing to fail on; if it did, nothing is allowed.
+    let Ok(arg) = arg.build() else { return errno(name, libc::EPERM as u32) };
     let mut rule = rule(vec![name.to_owned()], LinuxSeccompAction::ScmpActAllow);
     rule.set_args(Some(vec![arg]));
     rule
