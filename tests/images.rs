@@ -4,6 +4,9 @@
 mod crash;
 #[path = "images/differential.rs"]
 mod differential;
+#[cfg(feature = "failpoints")]
+#[path = "images/failpoints.rs"]
+mod failpoints;
 #[path = "images/hostile.rs"]
 mod hostile;
 #[path = "images/kit.rs"]

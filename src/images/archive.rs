@@ -158,6 +158,9 @@ impl<R: Read> Archive<R> {
                 b'L' | b'K' => {
                     let mut data = self.extension_data(size)?;
                     data.truncate(data.iter().position(|b| *b == 0).unwrap_or(data.len()));
+                    if data.is_empty() {
+                        return malformed("an empty long name");
+                    }
                     let slot = if kind == b'L' { &mut extension.long_name } else { &mut extension.long_link };
                     if slot.replace(data).is_some() {
                         return malformed("two long names for one entry");
@@ -349,7 +352,8 @@ impl Extension {
             let length =
                 data.get(..space).and_then(|d| std::str::from_utf8(d).ok()).filter(|d| d.bytes().all(|b| b.is_ascii_digit()));
             let length: usize = length.and_then(|d| d.parse().ok()).unwrap_or(0);
-            let record = data.get(space + 1..length);
+            // The shortest there is: "5 a=\n".
+            let record = data.get(space + 1..length).filter(|_| length >= 5);
             let Some((b'\n', record)) = record.and_then(|r| r.split_last()) else {
                 return malformed("an extended header's record");
             };
@@ -388,6 +392,8 @@ impl Extension {
             b"uid" if !value.is_empty() => self.uid = Some(narrow(decimal(digits(), "uid")?, "uid")?),
             b"gid" if !value.is_empty() => self.gid = Some(narrow(decimal(digits(), "gid")?, "gid")?),
             b"mtime" if !value.is_empty() => self.mtime = Some(pax_time(digits())?),
+            b"atime" | b"ctime" if !value.is_empty() => drop(pax_time(digits())?),
+            b"uname" | b"gname" if value.contains(&0) => return malformed("a NUL in an owner's name"),
             _ if key.starts_with(b"GNU.sparse.") => return malformed("sparse files are not supported"),
             _ => {
                 if let Some(name) = key.strip_prefix(b"SCHILY.xattr.") {

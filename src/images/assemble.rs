@@ -9,14 +9,14 @@
 //! Invariant: nothing is renamed into place before all of it was checked and synced, nothing
 //! recorded before it was renamed.
 
-use std::fs::{self, File};
-use std::io::{Read, Write};
+use std::fs;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::digest::{Digest, Hasher};
+use super::blobs::BlobSource;
+use super::digest::Digest;
 use super::error::PullError;
 use super::finish::finish;
 use super::manifest::{self, Descriptor, Manifest, ParsedConfig};
@@ -24,24 +24,7 @@ use super::model::ImagesConfig;
 use super::records::{ImageRecord, LayerRecord, Record};
 use super::stage::{self, FeedError, Staged};
 use super::store::{Claim, Making, Store};
-use crate::sys::dir;
-
-/// Where blobs come from when the store lacks them.
-pub trait BlobSource: Sync {
-    /// Writes the blob's bytes from `offset` on to `sink`, in pieces. It need not check them. An
-    /// error from `sink` is passed on.
-    fn copy(&self, blob: &Descriptor, offset: u64, sink: &mut dyn FnMut(&[u8]) -> Result<(), FeedError>)
-    -> Result<(), FeedError>;
-}
-
-/// A store without a registry behind it: what is missing stays missing.
-pub struct Offline;
-
-impl BlobSource for Offline {
-    fn copy(&self, blob: &Descriptor, _: u64, _: &mut dyn FnMut(&[u8]) -> Result<(), FeedError>) -> Result<(), FeedError> {
-        Err(FeedError::Source(PullError::refused(format!("blob {} is not in the store", blob.digest))))
-    }
-}
+use crate::sys::{dir, failpoint, file};
 
 pub struct Assembly<'a> {
     pub config: &'a ImagesConfig,
@@ -76,8 +59,9 @@ impl Assembly<'_> {
         manifest::check_config(&config, manifest.layers.len(), &self.config.platform)?;
         let chains = manifest::chains(&config.diff_ids);
         let chain_lease = self.store.lease(chains.iter().copied());
-        let claims: Vec<Claim> = distinct(&chains).into_iter().map(|chain| self.store.claim(Making::Chain(chain))).collect();
-        let mut records = self.make_layers(manifest, &config, &chains)?;
+        let claims: Vec<Claim> = chains.iter().map(|chain| self.store.claim(Making::Chain(*chain))).collect();
+        let placed = self.make_layers(manifest, &config, &chains)?;
+        let mut records = placed.records.clone();
         self.keep_document(&document.digest, document.bytes)?;
         self.keep_document(&manifest.config.digest, &config_bytes)?;
         let mut sizes = vec![(document.digest, document.bytes.len() as u64), (manifest.config.digest, config_bytes.len() as u64)];
@@ -96,14 +80,17 @@ impl Assembly<'_> {
         }
         if !records.is_empty() {
             self.store.sync_names()?;
+            failpoint::hit("images.commit.named").map_err(PullError::store("record in", self.store.staging()))?;
             self.store.record(records)?;
         }
+        placed.keep();
+        failpoint::hit("images.commit.recorded").map_err(PullError::store("record in", self.store.staging()))?;
         drop((claims, lease, chain_lease));
         Ok(image_claim)
     }
 
     /// Stages what is missing, syncs it once and moves it into place; gives its records.
-    fn make_layers(&self, manifest: &Manifest, config: &ParsedConfig, chains: &[Digest]) -> Result<Vec<Record>, PullError> {
+    fn make_layers(&self, manifest: &Manifest, config: &ParsedConfig, chains: &[Digest]) -> Result<Placed, PullError> {
         let have = |at: usize| {
             chains.get(at).and_then(|c| self.store.read(|s| s.layers.get(c).cloned())).filter(|l| self.store.has_layer(l))
         };
@@ -127,9 +114,10 @@ impl Assembly<'_> {
             let _claim = self.store.claim(Making::Blob(blob.digest));
             self.fetch_blob(blob, &mut |_| Ok(()))?;
         }
+        self.check_room(&jobs)?;
         let staged = StagedLayers(self.stage(&jobs)?);
         let mut trees: Vec<PathBuf> = Vec::new();
-        let mut records = Vec::new();
+        let mut placed = Placed::default();
         for (at, layer) in manifest.layers.iter().enumerate() {
             let (Some(diff), Some(chain)) = (config.diff_ids.get(at), chains.get(at)) else { continue };
             let Some(made) = staged.0.iter().find(|(n, _)| *n == at).map(|(_, s)| s) else {
@@ -145,8 +133,9 @@ impl Assembly<'_> {
             let below: Result<Vec<OwnedFd>, PullError> =
                 trees.iter().rev().map(|t| dir::open_root(t).map_err(PullError::store("open", t))).collect();
             let listing = finish(&made.dir, &below?).map_err(PullError::store("finish the layer in", &made.dir))?;
+            failpoint::hit("images.finish.done").map_err(PullError::store("finish the layer in", &made.dir))?;
             trees.push(made.dir.join(super::unpack::TREE));
-            records.push(Record::Layer {
+            placed.records.push(Record::Layer {
                 chain: *chain,
                 layer: LayerRecord {
                     dir: self.store.fresh(),
@@ -160,13 +149,16 @@ impl Assembly<'_> {
             });
         }
         if staged.0.is_empty() {
-            return Ok(records);
+            return Ok(placed);
         }
         self.store.sync_data()?;
-        for ((_, made), record) in staged.0.iter().zip(&records) {
+        failpoint::hit("images.commit.synced").map_err(PullError::store("sync", self.store.staging()))?;
+        for ((_, made), record) in staged.0.iter().zip(&placed.records) {
             let Record::Layer { layer, .. } = record else { continue };
             let (from, to) = (made.dir.join(super::unpack::TREE), self.store.layer(layer.dir));
-            fs::rename(&from, &to).map_err(PullError::store("rename", &to))?;
+            placed.dirs.push(to.clone());
+            let renamed = fs::rename(&from, &to).and_then(|()| failpoint::hit("images.commit.renamed"));
+            renamed.map_err(PullError::store("rename", &to))?;
         }
         for job in &jobs {
             let _claim = self.store.claim(Making::Blob(job.layer.digest));
@@ -175,7 +167,29 @@ impl Assembly<'_> {
                 self.fetch_blob(job.layer, &mut |_| Ok(()))?;
             }
         }
-        Ok(records)
+        Ok(placed)
+    }
+
+    /// Refuses what cannot fit before it fills the disk: each layer takes its compressed size, and
+    /// at least as much again unpacked.
+    fn check_room(&self, jobs: &[Job<'_>]) -> Result<(), PullError> {
+        let staging = self.store.staging();
+        let here = |path: PathBuf| fs::metadata(path).map_or(0, |m| m.len());
+        let coming = |j: &Job<'_>| {
+            let have = here(self.store.blob(&j.layer.digest)).max(here(self.store.part(&j.layer.digest)));
+            j.layer.size.saturating_sub(have).saturating_add(j.layer.size)
+        };
+        let need = jobs.iter().map(coming).fold(0, u64::saturating_add);
+        let free = file::free_bytes(&staging).map_err(PullError::store("ask for the room of", &staging))?;
+        if need <= free {
+            return Ok(());
+        }
+        let why = format!("the image's missing layers need at least {need} bytes, and {free} are free");
+        Err(PullError::Store {
+            operation: "unpack into",
+            path: staging,
+            source: std::io::Error::new(std::io::ErrorKind::StorageFull, why),
+        })
     }
 
     /// Unpacks the jobs' layers, at most `parallel` at once, each on a thread of its own. The
@@ -235,124 +249,28 @@ impl Assembly<'_> {
         }
         staged
     }
+}
 
-    fn fetch_blob(&self, blob: &Descriptor, sink: &mut dyn FnMut(&[u8]) -> Result<(), FeedError>) -> Result<(), PullError> {
-        match self.fetch_blob_to(blob, sink) {
-            Ok(()) => self.keep_part(&blob.digest),
-            Err(FeedError::Source(e)) => Err(e),
-            Err(FeedError::Pipe(e)) => Err(PullError::store("fetch into", self.store.staging())(e)),
-        }
-    }
+/// Layers that are in place and not yet recorded: removed again unless they are kept.
+#[derive(Default)]
+struct Placed {
+    records: Vec<Record>,
+    dirs: Vec<PathBuf>,
+}
 
-    /// Brings a blob into the store (or its `.part`) and through `sink`, checked to its last
-    /// byte. What an earlier attempt left is used first.
-    fn fetch_blob_to(&self, blob: &Descriptor, sink: &mut dyn FnMut(&[u8]) -> Result<(), FeedError>) -> Result<(), FeedError> {
-        let source = FeedError::Source;
-        let mut hasher = Hasher::default();
-        let whole = self.store.blob(&blob.digest);
-        if let Some(mut file) = open_if_there(&whole).map_err(source)? {
-            replay(&mut file, blob.size, &mut hasher, sink)?;
-            if hasher.count == blob.size && hasher.clone().digest() == blob.digest {
-                return Ok(());
-            }
-            // The child has seen bytes that are wrong: this attempt is lost, the next one loads anew.
-            super::store::remove(&whole).map_err(source)?;
-            return Err(source(PullError::refused(format!(
-                "blob {} was damaged on disk and is removed; try again",
-                blob.digest
-            ))));
-        }
-        let path = self.store.part(&blob.digest);
-        let options = File::options().read(true).append(true).create(true).clone();
-        let mut part = options.open(&path).map_err(|e| source(PullError::store("open", &path)(e)))?;
-        replay(&mut part, blob.size, &mut hasher, sink)?;
-        if hasher.count < blob.size {
-            self.source
-                .copy(blob, hasher.count, &mut |bytes| {
-                    if self.cancelled.load(Ordering::Relaxed) {
-                        return Err(source(PullError::Cancelled));
-                    }
-                    if hasher.count + bytes.len() as u64 > blob.size {
-                        return Err(source(PullError::refused(format!(
-                            "blob {} is longer than the {} bytes announced",
-                            blob.digest, blob.size
-                        ))));
-                    }
-                    hasher.update(bytes);
-                    part.write_all(bytes).map_err(|e| source(PullError::store("write", &path)(e)))?;
-                    sink(bytes)
-                })
-                .inspect_err(|e| discard_if_wrong(e, &path))?;
-        }
-        let (count, digest) = (hasher.count, hasher.digest());
-        if count != blob.size || digest != blob.digest {
-            super::store::remove(&path).map_err(source)?;
-            let why = if count != blob.size {
-                format!("blob {} has {count} bytes instead of {}", blob.digest, blob.size)
-            } else {
-                format!("blob {} has the digest {digest}", blob.digest)
-            };
-            return Err(source(PullError::Refused(why)));
-        }
-        Ok(())
-    }
-
-    /// Moves a complete download to its name. Its data is synced by then, or here if it is alone.
-    fn keep_part(&self, digest: &Digest) -> Result<(), PullError> {
-        let (from, to) = (self.store.part(digest), self.store.blob(digest));
-        let Some(file) = open_if_there(&from)? else { return Ok(()) };
-        file.sync_data().map_err(PullError::store("sync", &from))?;
-        fs::rename(&from, &to).map_err(PullError::store("rename", &to))
-    }
-
-    /// A config: from the store or the source, checked.
-    fn small_blob(&self, blob: &Descriptor) -> Result<Vec<u8>, PullError> {
-        if let Some(bytes) = self.store.read_blob(&blob.digest, manifest::MAX_DOCUMENT)? {
-            return Ok(bytes);
-        }
-        let mut bytes = Vec::new();
-        let copied = self.source.copy(blob, 0, &mut |piece| {
-            if bytes.len() as u64 + piece.len() as u64 > blob.size.min(manifest::MAX_DOCUMENT) {
-                return Err(FeedError::Source(PullError::refused(format!("blob {} is longer than announced", blob.digest))));
-            }
-            bytes.extend_from_slice(piece);
-            Ok(())
-        });
-        match copied {
-            Ok(()) => {}
-            Err(FeedError::Source(e)) => return Err(e),
-            Err(FeedError::Pipe(e)) => return Err(PullError::refused(e.to_string())),
-        }
-        if bytes.len() as u64 != blob.size || Digest::of(&bytes) != blob.digest {
-            return Err(PullError::refused(format!("blob {} does not have the size and digest announced", blob.digest)));
-        }
-        Ok(bytes)
-    }
-
-    fn keep_document(&self, digest: &Digest, bytes: &[u8]) -> Result<(), PullError> {
-        let to = self.store.blob(digest);
-        if self.store.read_blob(digest, manifest::MAX_DOCUMENT)?.is_some() {
-            return Ok(());
-        }
-        let temp = self.store.staging().join(format!("document-{}", self.store.fresh()));
-        let write = || {
-            let mut file = File::create(&temp)?;
-            file.write_all(bytes)?;
-            file.sync_data()?;
-            fs::rename(&temp, &to)
-        };
-        write().map_err(PullError::store("write", &to))
+impl Placed {
+    fn keep(mut self) {
+        self.dirs.clear();
     }
 }
 
-fn distinct(chains: &[Digest]) -> Vec<Digest> {
-    let mut distinct: Vec<Digest> = Vec::with_capacity(chains.len());
-    for chain in chains {
-        if !distinct.contains(chain) {
-            distinct.push(*chain);
+impl Drop for Placed {
+    fn drop(&mut self) {
+        for dir in &self.dirs {
+            // What stays is cleared at the next start.
+            let _ = fs::remove_dir_all(dir);
         }
     }
-    distinct
 }
 
 /// Staged directories that are removed unless they were renamed away.
@@ -364,46 +282,5 @@ impl Drop for StagedLayers {
             // What stays is cleared at the next start.
             let _ = fs::remove_dir_all(&staged.dir);
         }
-    }
-}
-
-fn open_if_there(path: &std::path::Path) -> Result<Option<File>, PullError> {
-    match File::open(path) {
-        Ok(file) => Ok(Some(file)),
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        Err(e) => Err(PullError::store("open", path)(e)),
-    }
-}
-
-/// At most `size` bytes: what lies behind them in a longer file shows in the file's length.
-fn replay(
-    file: &mut File,
-    size: u64,
-    hasher: &mut Hasher,
-    sink: &mut dyn FnMut(&[u8]) -> Result<(), FeedError>,
-) -> Result<(), FeedError> {
-    let failed = |e| FeedError::Source(PullError::store("read", "a blob")(e));
-    let mut buffer = vec![0; 64 * 1024];
-    let mut limited = file.take(size + 1);
-    loop {
-        let n = match limited.read(&mut buffer) {
-            Ok(0) => return Ok(()),
-            Ok(n) => n,
-            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => continue,
-            Err(e) => return Err(failed(e)),
-        };
-        let bytes = buffer.get(..n).unwrap_or_default();
-        hasher.update(bytes);
-        sink(bytes)?;
-    }
-}
-
-/// Bytes that the registry must not have sent are not resumed from.
-fn discard_if_wrong(error: &FeedError, path: &std::path::Path) {
-    let full = matches!(error, FeedError::Source(PullError::Store { source, .. })
-        if matches!(source.kind(), std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded));
-    if full || matches!(error, FeedError::Source(PullError::Refused(_))) {
-        // Where it stays, the next attempt finds out by its digest.
-        let _ = fs::remove_file(path);
     }
 }

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 
 use super::archive::{Archive, Kind, show};
-use super::assemble::BlobSource;
+use super::blobs::BlobSource;
 use super::digest::{Digest, HashReader};
 use super::error::PullError;
 use super::layer::{self, DecodeLimits};

@@ -14,6 +14,7 @@
 pub mod archive;
 mod assemble;
 mod auth;
+mod blobs;
 pub mod digest;
 mod endpoint;
 mod error;
@@ -36,7 +37,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use assemble::{Assembly, BlobSource, Document, Offline};
+use assemble::{Assembly, Document};
+use blobs::{BlobSource, Offline};
 use digest::Digest;
 use error::PullError;
 pub use model::{Image, ImageConfig, ImageError, ImagesConfig, ImportOptions, PullAuth};

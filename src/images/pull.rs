@@ -139,7 +139,10 @@ impl Images {
                     if reference.digest.is_none() {
                         names.push(reference.to_string());
                     }
-                    let claim = self.assembly(registry).run(&document, &names, false)?;
+                    let claim = self.assembly(registry).run(&document, &names, false).inspect_err(|_| {
+                        // Blobs that no image came of; what cannot go now goes with the next sweep.
+                        let _ = self.inner.store.sweep();
+                    })?;
                     let image = self.image(&digest)?;
                     drop(claim);
                     // A tag that moved may have left an image without a name.

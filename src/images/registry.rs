@@ -9,8 +9,8 @@ use std::sync::{Mutex, PoisonError};
 
 use serde::Deserialize;
 
-use super::assemble::BlobSource;
 use super::auth::{self, Challenge, Credentials};
+use super::blobs::BlobSource;
 use super::endpoint::Endpoint;
 use super::error::PullError;
 use super::manifest::{DOCKER_INDEX, DOCKER_MANIFEST, Descriptor, MAX_DOCUMENT, OCI_INDEX, OCI_MANIFEST};

@@ -12,6 +12,7 @@ use std::process::{Child, Command, Stdio};
 use super::error::PullError;
 use super::model::ImagesConfig;
 use super::unpack::{Failure, Report, TREE};
+use crate::sys::failpoint;
 
 /// A layer's tree that is unpacked but neither finished nor synced: `<dir>/fs`, `<dir>/marks`.
 #[derive(Debug)]
@@ -53,6 +54,7 @@ fn run(
     builder.mode(0o700).create(dir).map_err(PullError::store("make", dir))?;
     let tree = dir.join(TREE);
     builder.mode(0o755).create(&tree).map_err(PullError::store("make", &tree))?;
+    failpoint::hit("images.stage.made").map_err(PullError::store("make", dir))?;
     let mut child = Reaped(spawn(config, dir, base).map_err(PullError::store("run unpack for", dir))?);
     let mut stdin = child.0.stdin.take();
     let fed = match stdin.as_mut() {
@@ -72,6 +74,7 @@ fn run(
         if let Err(FeedError::Pipe(source)) = fed {
             return Err(PullError::Store { operation: "feed unpack of", path: dir.to_owned(), source });
         }
+        failpoint::hit("images.stage.unpacked").map_err(PullError::store("unpack into", dir))?;
         return serde_json::from_slice(&said).map_err(|e| PullError::refused(format!("unpack said nothing useful: {e}")));
     }
     match serde_json::from_slice::<Failure>(&said) {

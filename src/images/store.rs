@@ -27,7 +27,7 @@ use super::records::{LayerRecord, Record, State, entry};
 use crate::store::frame::Entry;
 use crate::store::fs::Disk;
 use crate::store::journal::{Journal, Options};
-use crate::sys::{clock, dir, file};
+use crate::sys::{clock, dir, failpoint, file};
 
 /// Partial downloads older than this are nobody's any more.
 const PART_AGE: Duration = Duration::from_secs(7 * 24 * 3600);
@@ -335,12 +335,15 @@ impl Store {
     fn remove_all(&self, records: Vec<Record>, layers: &[(Digest, u64)], blobs: &[Digest]) -> Result<(), PullError> {
         if !records.is_empty() {
             self.record(records)?;
+            failpoint::hit("images.sweep.recorded").map_err(PullError::store("sweep", &self.dir))?;
         }
         for (_, number) in layers {
             remove(&self.layer(*number))?;
+            failpoint::hit("images.sweep.layer").map_err(PullError::store("sweep", &self.dir))?;
         }
         for digest in blobs {
             remove(&self.blob(digest))?;
+            failpoint::hit("images.sweep.blob").map_err(PullError::store("sweep", &self.dir))?;
         }
         Ok(())
     }

@@ -22,6 +22,9 @@ fn helper_pull() {
         Err(_) => images.pull(&name, &[]).map(drop),
     };
     outcome.unwrap();
+    if std::env::var_os("HELPER_REMOVE").is_some() {
+        images.remove(&name).unwrap();
+    }
     let status = fs::read_to_string("/proc/self/status").unwrap();
     let own: u64 = status.lines().find_map(|l| l.strip_prefix("VmHWM:")).unwrap().trim().trim_end_matches(" kB").parse().unwrap();
     let children = nix::sys::resource::getrusage(nix::sys::resource::UsageWho::RUSAGE_CHILDREN).unwrap().max_rss();
@@ -29,17 +32,22 @@ fn helper_pull() {
 }
 
 pub fn helper(dir: &Path, name: &str, import: Option<&Path>) -> Child {
+    helper_command(dir, name, import).spawn().unwrap()
+}
+
+pub fn helper_command(dir: &Path, name: &str, import: Option<&Path>) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--ignored", "--exact", "crash::helper_pull", "--nocapture"]);
     command.env("HELPER_DIR", dir).env("HELPER_NAME", name).env_remove("HELPER_IMPORT");
     if let Some(path) = import {
         command.env("HELPER_IMPORT", path);
     }
-    command.stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0).spawn().unwrap()
+    command.stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
+    command
 }
 
 /// Every recorded image is whole, byte for byte, and there is nothing on disk beside it.
-fn audit(dir: &Path, name: &str, files: &[(&str, Vec<u8>)]) -> bool {
+pub fn audit(dir: &Path, name: &str, files: &[(&str, Vec<u8>)]) -> bool {
     let images = Images::open(config(dir)).unwrap();
     let found = images.find(name).unwrap();
     if let Some(image) = &found {
@@ -58,7 +66,7 @@ fn audit(dir: &Path, name: &str, files: &[(&str, Vec<u8>)]) -> bool {
 }
 
 /// No `coracle unpack` of this store runs on.
-fn assert_no_children(dir: &Path) {
+pub fn assert_no_children(dir: &Path) {
     let start = Instant::now();
     loop {
         let running = fs::read_dir("/proc").unwrap().flatten().any(|p| {
@@ -243,7 +251,11 @@ fn a_full_disk_is_an_error_and_passes() {
     let served = big.clone();
     let server = Server::start(move |seen| serve_image(&served, seen));
     let name = format!("{}/x:1", server.host());
-    for options in ["size=12m", "size=30m", "size=64m,nr_inodes=14"] {
+    // Too small by the manifest's sizes; too small for what it unpacks to; out of inodes.
+    let zeros = layers(&[vec![file("small", "s")], vec![file("zeros", vec![0; 20 << 20])]]);
+    let swells = Server::start(move |seen| serve_image(&zeros, seen));
+    let swells = format!("{}/x:1", swells.host());
+    for (options, name) in [("size=12m", &name), ("size=30m", &name), ("size=12m", &swells), ("size=64m,nr_inodes=14", &name)] {
         let disk = Tmpfs::new(options);
         let images = Images::open(config(disk.0.path())).unwrap();
         let error = images.pull(&name, &[]).unwrap_err();
@@ -255,8 +267,8 @@ fn a_full_disk_is_an_error_and_passes() {
         let left: Vec<_> = fs::read_dir(disk.0.path().join("images/staging")).unwrap().flatten().map(|e| e.file_name()).collect();
         assert!(left.iter().all(|n| n.to_str().unwrap().ends_with(".part")), "{left:?}");
         mount(None::<&str>, disk.0.path(), None::<&str>, MsFlags::MS_REMOUNT, Some("size=100m,nr_inodes=1000")).unwrap();
-        images.pull(&name, &[]).unwrap();
-        assert!(images.find(&name).unwrap().is_some());
+        images.pull(name, &[]).unwrap();
+        assert!(images.find(name).unwrap().is_some());
         drop(images);
     }
 }

@@ -41,7 +41,11 @@ func list(data []byte) string {
 			}
 		}
 		sort.Strings(x)
-		out = append(out, fmt.Sprintf("%x,%x,%c,%d,%o,%d,%d,%d,%x,%s", h.Name, h.Linkname, h.Typeflag, n, h.Mode&07777, h.Uid, h.Gid, h.ModTime.Unix(), sum.Sum(nil)[:8], strings.Join(x, "+")))
+		kind := h.Typeflag
+		if kind < '0' || kind > '7' {
+			kind = 'X' // any byte is possible, a line's end too
+		}
+		out = append(out, fmt.Sprintf("%x,%x,%c,%d,%o,%d,%d,%d,%x,%s", h.Name, h.Linkname, kind, n, h.Mode&07777, h.Uid, h.Gid, h.ModTime.Unix(), sum.Sum(nil)[:8], strings.Join(x, "+")))
 	}
 }
 
