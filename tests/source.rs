@@ -212,6 +212,12 @@ fn what_is_no_manifest_is_ignored_or_named_and_never_waited_for() {
     fs::File::create(w.dir.join("huge.yaml")).unwrap().set_len(1 << 40).unwrap();
     fs::write(w.dir.join("binary"), [0xff, 0xfe, 0, 1]).unwrap();
     fs::write(w.dir.join("README.md"), "# not: a manifest\nsome words\n").unwrap();
+    // The thread's stack is small.
+    let nest = |open: &str, close: &str, n: usize| format!("{}1{}", open.repeat(n), close.repeat(n));
+    let meta = "apiVersion: v1, kind: Pod, metadata: {name: deep}, spec:";
+    fs::write(w.dir.join("deep.yaml"), format!("{{{meta} {{containers: [{{name: c, image: i, odd: {}}}]}}}}", nest("{a: [", "]}", 28))).unwrap();
+    fs::write(w.dir.join("deeper.json"), nest("{\"a\":", "}", 100_000)).unwrap();
+    fs::write(w.dir.join("deeper.yaml"), nest("[", "]", 100_000)).unwrap();
     if nix::unistd::geteuid().is_root() {
         mknod(&w.dir.join("device"), SFlag::S_IFCHR, Mode::S_IRWXU, makedev(10, 130)).unwrap();
     }
@@ -219,7 +225,8 @@ fn what_is_no_manifest_is_ignored_or_named_and_never_waited_for() {
     let s = w.start();
     let update = s.next();
     assert!(began.elapsed() < Duration::from_secs(2));
-    assert_eq!(images(&update), ["good=x"]);
+    assert_eq!(images(&update), ["deep=i", "good=x"]);
+    assert_eq!(update.pods[0].warnings[0].field, "spec.containers[0].odd");
     let told: Vec<String> = update.problems.iter().map(ToString::to_string).collect();
     for words in [
         "pipe: is a named pipe, not a file: remove it",
@@ -228,6 +235,8 @@ fn what_is_no_manifest_is_ignored_or_named_and_never_waited_for() {
         "huge.yaml: has 1099511627776 bytes, more than the 10485760 that are read: split it",
         "binary document 1 line 1:1: not UTF-8: save the file as UTF-8 text",
         "README.md document 1",
+        "deeper.json document 1 line 1:65: nested deeper than 64 levels",
+        "deeper.yaml document 1 line 1:65: nested deeper than 64 levels",
         "log: ",
     ] {
         assert!(told.iter().any(|t| t.starts_with(words)), "{words}: {told:#?}");

@@ -113,6 +113,19 @@ fn bombs_stop_at_the_budget() {
     assert!(matches!(read(&wide).unwrap().value, Value::Map(entries) if entries.len() == 50_000));
 }
 
+/// The longest file that the source reads, in forms that scanners have been slow on.
+#[test]
+fn hostile_texts_end_soon() {
+    const SIZE: usize = 2 << 20;
+    for pattern in ["[", "{", "- ", "? ", ": ", "a: ", "a: [", "\"", "'", "|\n ", "&a ", "*a ", "!t ", "#", "\t", "---\n", "%T x\n", "a\n", "[a,", "{a: b,", "a b ", "\\", "<<: ", ",", "]", "\u{feff}"] {
+        let text = pattern.repeat(SIZE / pattern.len());
+        let began = std::time::Instant::now();
+        let count = documents(text.as_bytes(), Limits::default()).count();
+        println!("{pattern:?}: {:?}", began.elapsed());
+        assert!(began.elapsed().as_secs() < 20, "{pattern:?} took {:?} for {count} documents", began.elapsed());
+    }
+}
+
 #[test]
 fn documents_follow_each_other_and_fields_are_found_again() {
     let text = b"a: 1\n---\n# nothing\n---\nspec:\n  list:\n  - x: 1\n  - y: 2\n";

@@ -146,23 +146,29 @@ impl Desired {
                 text.fill(0);
                 std::hint::black_box(&text);
                 match read {
-                    Ok(contents) => {
+                    (contents, None) => {
                         if contents.broken.contains(&None) {
                             known(&mut before);
                         }
                         merged(before.objects, contents, digest)
                     }
-                    Err(problem) => {
+                    (part, Some(problem)) => {
                         known(&mut before);
-                        FileState { digest: Some(digest), ..broken(before, problem) }
+                        let mut state = FileState { digest: Some(digest), ..broken(before, problem) };
+                        if fresh {
+                            // The store has pods but no ConfigMaps and Secrets: those that can be
+                            // read keep the pods alive that use them.
+                            state.objects.extend(part.objects.into_iter().filter(|o| o.key.kind != "Pod"));
+                        }
+                        state
                     }
                 }
             }
         }
     }
 
-    /// The whole file, or the problem that makes all of it unusable.
-    fn read(&self, name: &str, text: &[u8], now: &str) -> Result<Contents, Problem> {
+    /// What the file holds; with a problem: what stands before the place where it becomes unreadable.
+    fn read(&self, name: &str, text: &[u8], now: &str) -> (Contents, Option<Problem>) {
         let whole = |document: u32, e: YamlError| Problem {
             file: name.to_owned(),
             document,
@@ -174,16 +180,20 @@ impl Desired {
         };
         if text.iter().all(|b| b.is_ascii_whitespace() || *b == 0) {
             let why = "the file is empty: write the manifest again, or remove the file";
-            return Err(whole(0, YamlError { line: 0, column: 0, field: String::new(), message: why.to_owned() }));
+            let empty = YamlError { line: 0, column: 0, field: String::new(), message: why.to_owned() };
+            return (Contents::default(), Some(whole(0, empty)));
         }
         let seen = |uid: &PodUid| self.seen.get(uid).cloned().unwrap_or_else(|| now.to_owned());
         let reader = object::Reader { node_name: &self.node_name, file: name, seen: &seen };
         let mut contents = Contents::default();
         for (index, tree) in yaml::documents(text, Limits::default()).enumerate() {
             let number = index as u32 + 1;
-            object::read(&reader, number, tree.map_err(|e| whole(number, e))?, &mut contents);
+            match tree {
+                Ok(tree) => object::read(&reader, number, tree, &mut contents),
+                Err(error) => return (contents, Some(whole(number, error))),
+            }
         }
-        Ok(contents)
+        (contents, None)
     }
 
     fn stored_objects(&self, wanted: impl Fn(&DesiredPod) -> bool) -> Vec<Object> {

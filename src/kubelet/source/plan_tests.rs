@@ -149,6 +149,11 @@ fn after_a_restart_a_broken_file_still_keeps_its_pod() {
         assert!(update.complete && update.problems[0].kept);
         assert!(d.look(Ok(BTreeMap::new()), T1).pods.is_empty());
     }
+    // ConfigMaps that stand before the break are there for it.
+    let half = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: c}\ndata: {k: v}\n---\nkind: [";
+    let update = Desired::new("node".to_owned(), stored.clone()).look(Ok(found([("a.yaml", half)])), T1);
+    use crate::volumes::model::Contents as _;
+    assert!(update.configs.config_map("default", "c").is_some() && update.pods == stored);
     // But a broken file beside the pod's own, good one keeps nothing that was removed.
     let mut d = Desired::new("node".to_owned(), stored);
     let update = d.look(Ok(found([("a.yaml", &pod("other", "one")), ("b.yaml", "kind: [")])), T1);
