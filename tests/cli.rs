@@ -9,6 +9,8 @@ mod files;
 mod leave;
 #[path = "cli/node.rs"]
 mod node;
+#[path = "cli/service.rs"]
+mod service;
 #[path = "cli/socket.rs"]
 mod socket;
 

@@ -59,7 +59,7 @@ pub const INSTANCE: Flag = Flag {
     long: "instance",
     short: None,
     value: Some("NAME"),
-    help: "suffix of this agent's names on the host: bridge, cgroup, nftables table (default: none, or made from --root)",
+    help: "names this agent's bridge, nftables tables and cgroup on the host (default: coracle, or made from --root)",
 };
 pub const OUTPUT: Flag = Flag { long: "output", short: Some('o'), value: Some("FORMAT"), help: "table (default), wide or json" };
 pub const NAMESPACE: Flag = Flag { long: "namespace", short: Some('n'), value: Some("NAME"), help: "namespace of the pod" };

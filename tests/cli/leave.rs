@@ -53,6 +53,13 @@ fn a_node_is_seen_in_tables_and_by_programs() {
     assert_eq!(node.run(&["inspect", "nothing"]).status.code(), Some(4));
     assert_eq!(node.run(&["pods", "nothing"]).status.code(), Some(4));
 
+    // Followed to the end of its run, while it runs, from its first line.
+    node.pod("counter", "Never", "for i in 1 2 3 4 5 6; do echo $i; sleep 0.3; done; exit 3");
+    node.until("counter runs", || node.run(&["logs", "counter"]).status.success());
+    let begun = std::time::Instant::now();
+    assert_eq!(text(&node.run(&["logs", "-f", "counter"])), "1\n2\n3\n4\n5\n6\n");
+    assert!(begun.elapsed() < std::time::Duration::from_secs(15), "it ends with its run");
+
     let info = json(&node.run(&["info", "-o", "json"]));
     assert_eq!(info["agent"]["containers_running"], 1);
     assert_eq!(info["agent"]["pid"], node.agent_pid());
@@ -60,12 +67,21 @@ fn a_node_is_seen_in_tables_and_by_programs() {
 }
 
 #[test]
-fn stop_all_without_an_agent_ends_pods_and_the_next_agent_runs_them_again() {
+fn stop_all_with_and_without_an_agent_ends_pods_and_the_next_agent_runs_them_again() {
     if !possible() {
         return;
     }
     let mut node = Node::start();
     node.shell_pod("shell");
+    let by_agent = node.run(&["stop-all", "--within", "5"]);
+    let said = String::from_utf8_lossy(&by_agent.stderr).into_owned();
+    assert!(by_agent.status.success(), "{said}");
+    assert!(said.contains("1 pods ended"), "{said}");
+    std::thread::sleep(std::time::Duration::from_secs(2));
+    assert!(!text(&node.run(&["pods", "shell"])).contains("Running"), "the agent starts none again");
+    node.kill_agent();
+    node.start_agent();
+    node.until("the pod runs again", || text(&node.run(&["pods", "shell"])).contains("Running"));
     let pid = json(&node.run(&["inspect", "shell"]))["containers"][0]["current"]["pid"].as_i64().unwrap();
     node.kill_agent();
     assert!(Path::new(&format!("/proc/{pid}")).exists(), "the pod outlives the agent");

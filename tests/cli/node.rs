@@ -97,19 +97,28 @@ impl Node {
 
     /// A pod of busybox's shell that runs on, imported image included.
     pub fn shell_pod(&self, name: &str) {
+        self.import_busybox();
+        self.pod(name, "Always", "echo up; exec sleep 100000");
+        self.until("the pod runs", || String::from_utf8_lossy(&self.run(&["pods", name]).stdout).contains("Running"));
+    }
+
+    pub fn pod(&self, name: &str, restart: &str, script: &str) {
+        let manifest = format!(
+            r#"{{"apiVersion":"v1","kind":"Pod","metadata":{{"name":"{name}"}},"spec":{{"terminationGracePeriodSeconds":1,
+               "restartPolicy":"{restart}","containers":[
+               {{"name":"sh","image":"busybox","imagePullPolicy":"IfNotPresent","command":["sh","-c","{script}"]}}]}}}}"#
+        );
+        let file = self.root.path().join("manifests").join(format!("{name}.json"));
+        fs::write(file.with_file_name(format!(".{name}")), manifest).unwrap();
+        fs::rename(file.with_file_name(format!(".{name}")), &file).unwrap();
+    }
+
+    fn import_busybox(&self) {
         let archive = self.root.path().join("busybox.tar");
         let made = Command::new(concat!(env!("CARGO_MANIFEST_DIR"), "/images/busybox")).arg(&archive).status().unwrap();
         assert!(made.success(), "images/busybox");
         let output = self.command("import").arg(&archive).output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        let manifest = format!(
-            r#"{{"apiVersion":"v1","kind":"Pod","metadata":{{"name":"{name}"}},"spec":{{"terminationGracePeriodSeconds":1,"containers":[
-               {{"name":"sh","image":"busybox","imagePullPolicy":"IfNotPresent","command":["sh","-c","echo up; exec sleep 100000"]}}]}}}}"#
-        );
-        let file = self.root.path().join("manifests").join(format!("{name}.json"));
-        fs::write(file.with_file_name(format!(".{name}")), manifest).unwrap();
-        fs::rename(file.with_file_name(format!(".{name}")), &file).unwrap();
-        self.until("the pod runs", || String::from_utf8_lossy(&self.run(&["pods", name]).stdout).contains("Running"));
     }
 }
 
