@@ -13,6 +13,7 @@ use super::exit::{CliError, Exit};
 use crate::config::Config;
 use crate::net::Net;
 use crate::net::model::{AttachRequest, Attachment, HostPort, L4, NetConfig, NetError};
+use crate::runtime;
 use crate::store::effects::Effects;
 use crate::store::lock::StoreLock;
 use crate::sys::clock;
@@ -80,6 +81,8 @@ fn open(given: &Given) -> Result<(Net, StoreLock), CliError> {
         std::fs::create_dir_all(dir).map_err(CliError::io("make directory", dir))?;
     }
     let lock = StoreLock::take(&config.roots.state).map_err(|e| CliError::because("have this root for ourselves", e))?;
+    // As the agent does: what is journalled here must be there when it starts.
+    runtime::mount_run(&config.roots.run).map_err(|e| CliError::because("mount the run directory", e))?;
     let boot_id = clock::boot_id().map_err(|e| CliError::because("read the boot's id", e))?;
     let (effects, _) = Effects::open(&config.roots.run, &boot_id).map_err(|e| CliError::because("open the effects journal", e))?;
     let mtu = given.parse(&MTU, "a number")?;

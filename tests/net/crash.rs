@@ -178,4 +178,32 @@ mod cut_off {
             }
         }
     }
+
+    #[test]
+    fn in_uninstall_the_next_one_ends_it() {
+        if !able() {
+            return;
+        }
+        for point in ["net.remove.pods", "net.remove.tables", "net.remove.bridge"] {
+            let world = World::new();
+            let before = crate::life::picture(&world);
+            let pod = world.pod("p");
+            world.must_coracle("add", Some(&pod));
+            assert_ne!(crate::life::picture(&world), before);
+            let uninstall = |failpoint: &str| {
+                let root = world.dir.path().to_str().unwrap();
+                let args = ["uninstall", "--yes", "--root", root, "--instance", INSTANCE];
+                world.node.run(|| {
+                    let mut command = Command::new(env!("CARGO_BIN_EXE_coracle"));
+                    command.args(args).env("CORACLE_FAILPOINTS", failpoint).output().unwrap()
+                })
+            };
+            let failpoint = format!("{point}=kill");
+            let out = uninstall(&failpoint);
+            assert_hit(&out, &failpoint);
+            let out = uninstall("");
+            assert!(out.status.success(), "{point}: {out:?}");
+            assert_eq!(crate::life::picture(&world), before, "{point}: {out:?}");
+        }
+    }
 }

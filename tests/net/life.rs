@@ -214,7 +214,8 @@ fn after_a_reboot_all_is_made_anew() {
     world.attach(&net, "a", &a, &[port(Tcp, "", 8080, 80)]);
     drop((net, a));
     // The same directory, another kernel: nothing of the old one is there.
-    let rebooted = World { node: Ns::new(world.dir.path().join("node2")), outside: Ns::new(world.dir.path().join("out2")), dir: world.dir };
+    let (node, outside) = (Ns::new(world.dir.path().join("node2")), Ns::new(world.dir.path().join("out2")));
+    let rebooted = World { node, outside, run: world.run, dir: world.dir };
     let new = rebooted.net();
     assert_eq!(rebooted.node.run(|| new.recover(&[]).unwrap()), []);
     assert!(!rebooted.run_dir().join("net/uid-a.json").exists());

@@ -188,7 +188,18 @@ impl Drop for Server {
 pub struct World {
     pub node: Ns,
     pub outside: Ns,
+    pub run: RunMount,
     pub dir: tempfile::TempDir,
+}
+
+/// The program mounts a file system of its own on its run directory.
+pub struct RunMount(PathBuf);
+
+impl Drop for RunMount {
+    fn drop(&mut self) {
+        // Not every test runs the program.
+        while umount2(&self.0, MntFlags::MNT_DETACH).is_ok() {}
+    }
 }
 
 pub const V4: &str = "10.88.0.0/24";
@@ -211,7 +222,8 @@ impl World {
         node.ip("addr add 192.0.2.11/24 dev up0");
         node.ip("route add default via 192.0.2.2");
         node.ip("-6 route add default via 2001:db8::2");
-        World { node, outside, dir }
+        let run = RunMount(dir.path().join("run"));
+        World { node, outside, run, dir }
     }
 
     pub fn run_dir(&self) -> PathBuf {
