@@ -356,6 +356,55 @@ fn an_incomplete_set_ends_nothing_and_two_claims_run_once() {
 }
 
 #[test]
+fn on_a_full_disk_exits_and_deletes_go_on_and_it_recovers_by_itself() {
+    if !privileged() {
+        return;
+    }
+    let mut node = Node::new();
+    let state = node.root().join("state");
+    fs::create_dir_all(&state).unwrap();
+    let out = std::process::Command::new("mount").args(["-t", "tmpfs", "-o", "size=64m", "tmpfs"]).arg(&state).output().unwrap();
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    node.start();
+    node.import();
+    node.put("stays.yaml", &pod("stays", "Always", &[], &[("c", STAY)], ""));
+    node.put("goes.yaml", &pod("goes", "Always", &[], &[("c", STAY)], ""));
+    node.put("job.yaml", &pod("job", "Never", &[], &[("c", "while :; do sleep 0.1; done; exit 33")], ""));
+    for name in ["stays", "goes", "job"] {
+        node.wait_ready(name);
+    }
+    let before = container(&node.status("stays"), "c");
+    let full = |node: &Node| {
+        use std::io::Write;
+        let mut file = fs::OpenOptions::new().create(true).append(true).open(node.root().join("state/ballast")).unwrap();
+        while file.write_all(&[0; 4096]).is_ok() {}
+    };
+    full(&node);
+    let pid = node.shells().into_iter().find(|pid| {
+        fs::read_to_string(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.contains("exit 33"))
+    });
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid.unwrap()), Signal::SIGKILL).unwrap();
+    let status = node.wait_phase("job", "Failed");
+    assert_eq!(container(&status, "c")["state"]["terminated"]["exitCode"], 137);
+    full(&node);
+    node.take_away("goes.yaml");
+    node.wait_gone("goes");
+    full(&node);
+    node.put("new.yaml", &pod("new", "Always", &[], &[("c", STAY)], ""));
+    std::thread::sleep(Duration::from_secs(2));
+    assert_eq!(container(&node.status("stays"), "c"), before);
+    // Also a new agent gets along with a full disk.
+    node.kill_agent();
+    node.start();
+    assert_eq!(container(&node.status("stays"), "c"), before);
+    let status = node.status("job");
+    assert_eq!(container(&status, "c")["state"]["terminated"]["exitCode"], 137, "{status}");
+    fs::remove_file(node.root().join("state/ballast")).unwrap();
+    node.wait_ready("new");
+    assert_eq!(container(&node.status("stays"), "c"), before);
+}
+
+#[test]
 fn restart_is_quick_and_idle_is_idle() {
     if !privileged() {
         return;
