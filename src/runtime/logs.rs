@@ -71,38 +71,64 @@ fn civil(at: i64) -> Civil {
 
 /// Rotated files of `log`, oldest first, compressed ones among them.
 pub fn rotated(log: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut found: Vec<PathBuf> =
+        siblings(log)?.into_iter().filter(|(_, end)| end.is_empty() || end == "gz").map(|(path, _)| path).collect();
+    found.sort();
+    Ok(found)
+}
+
+/// Everything that rotation makes, with what follows the time in its name (`gz`, `tmp` or nothing).
+fn siblings(log: &Path) -> io::Result<Vec<(PathBuf, String)>> {
     let (Some(dir), Some(name)) = (log.parent(), log.file_name().and_then(|n| n.to_str())) else { return Ok(Vec::new()) };
     let mut found = Vec::new();
     for entry in fs::read_dir(dir)? {
         let path = entry?.path();
         let rest = path.file_name().and_then(|n| n.to_str()).and_then(|n| n.strip_prefix(name)).and_then(|n| n.strip_prefix('.'));
-        let stamp = rest.map(|rest| rest.strip_suffix(".gz").unwrap_or(rest));
-        if stamp.is_some_and(|s| s.len() == 15 && s.bytes().all(|b| b.is_ascii_digit() || b == b'-')) {
-            found.push(path);
+        let Some((stamp, end)) = rest.map(|rest| rest.split_once('.').unwrap_or((rest, ""))) else { continue };
+        if stamp.len() == 15 && stamp.bytes().all(|b| b.is_ascii_digit() || b == b'-') {
+            let end = end.to_owned();
+            found.push((path, end));
         }
     }
-    found.sort();
     Ok(found)
+}
+
+/// The file without what compression adds to its name: two that are equal are one log.
+pub fn stem(rotated: &Path) -> PathBuf {
+    if rotated.extension().is_some_and(|e| e == "gz") { rotated.with_extension("") } else { rotated.to_owned() }
 }
 
 /// Compresses what was rotated away from `log`, all but the newest; leftovers of a compression
 /// that was cut off are removed. Returns how many files it compressed.
+///
+/// The monitor may take the oldest away at the same time: what is gone needs no compression.
 pub fn compress_rotated(log: &Path) -> io::Result<usize> {
     let mut files = rotated(log)?;
     files.pop();
     let mut done = 0;
     for path in files.iter().filter(|path| path.extension().is_none_or(|e| e != "gz")) {
-        let name = path.as_os_str().to_owned();
         let with = |end: &str| {
-            let mut name = name.clone();
+            let mut name = path.as_os_str().to_owned();
             name.push(end);
             PathBuf::from(name)
         };
-        compress(path, &with(".tmp"))?;
-        fs::rename(with(".tmp"), with(".gz"))?;
+        match compress(path, &with(".tmp")).and_then(|()| fs::rename(with(".tmp"), with(".gz"))) {
+            Ok(()) => {}
+            Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
+            Err(e) => {
+                // It takes space that is just what lacks; the error that counts is the first one.
+                let _ = fs::remove_file(with(".tmp"));
+                return Err(e);
+            }
+        }
         // Cut off here, both are there: the next pass writes the same bytes again.
+        match fs::remove_file(path) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+            _ => done += 1,
+        }
+    }
+    for (path, _) in siblings(log)?.into_iter().filter(|(path, end)| end == "tmp" && !path.with_extension("").exists()) {
         fs::remove_file(path)?;
-        done += 1;
     }
     Ok(done)
 }
@@ -133,8 +159,14 @@ mod tests {
     fn all_but_the_newest_are_compressed() {
         let dir = tempfile::tempdir().unwrap();
         let log = dir.path().join("0.log");
-        for name in ["0.log", "0.log.20260101-000000", "0.log.20260102-000000", "0.log.20260103-000000", "10.log.20260101-000000"]
-        {
+        for name in [
+            "0.log",
+            "0.log.20251231-000000.tmp",
+            "0.log.20260101-000000",
+            "0.log.20260102-000000",
+            "0.log.20260103-000000",
+            "10.log.20260101-000000",
+        ] {
             fs::write(dir.path().join(name), name).unwrap();
         }
         assert_eq!(compress_rotated(&log).unwrap(), 2);

@@ -4,14 +4,16 @@
 //! asked for, so that between what was asked and what is heard nothing is missed; something may
 //! be told twice.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 
 use super::layout::PodRun;
+use super::logs::compress_rotated;
 use super::model::RuntimeEvent;
 use super::monitor::client::Client;
 use super::monitor::wire::{Empty, Frame, MAX_FRAME, Reply, Request};
@@ -26,6 +28,8 @@ pub struct Watch {
 struct Shared {
     epoll: Epoll,
     pods: Mutex<Pods>,
+    /// Logs that wait for the thread that compresses; None while there is none.
+    compressing: Arc<Mutex<Option<BTreeSet<PathBuf>>>>,
 }
 
 #[derive(Default)]
@@ -48,7 +52,11 @@ const DEATH: u64 = 1;
 
 impl Watch {
     pub fn start(events: mpsc::Sender<RuntimeEvent>) -> io::Result<Watch> {
-        let shared = Arc::new(Shared { epoll: Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?, pods: Mutex::default() });
+        let shared = Arc::new(Shared {
+            epoll: Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?,
+            pods: Mutex::default(),
+            compressing: Arc::default(),
+        });
         let (thread, weak) = (std::thread::Builder::new(), Arc::downgrade(&shared));
         thread.name("runtime-watch".to_owned()).stack_size(128 * 1024).spawn(move || {
             let mut buffer = vec![0; MAX_FRAME];
@@ -165,6 +173,10 @@ impl Shared {
                         Ok(Reply::State(state)) => {
                             state.containers.into_iter().filter_map(|c| c.exit.map(|exit| (c.id, exit))).collect()
                         }
+                        Ok(Reply::Rotated(rotated)) => {
+                            self.compress(rotated.path);
+                            continue;
+                        }
                         // Answers, and what a newer monitor tells.
                         Ok(_) | Err(_) => continue,
                     };
@@ -175,6 +187,32 @@ impl Shared {
                     }
                 }
             }
+        }
+    }
+
+    /// In a thread for as long as there is something to compress. What is not compressed (no thread,
+    /// no space, no agent at that time) is met again at the next rotation.
+    fn compress(&self, log: PathBuf) {
+        let mut waiting = lock(&self.compressing);
+        if let Some(queue) = waiting.as_mut() {
+            queue.insert(log);
+            return;
+        }
+        let all = Arc::clone(&self.compressing);
+        let work = move || {
+            let mut next = Some(log);
+            while let Some(log) = next {
+                // Said above; a full disk is the log's trouble already, and told there.
+                let _ = compress_rotated(&log);
+                let mut waiting = lock(&all);
+                next = waiting.as_mut().and_then(BTreeSet::pop_first);
+                if next.is_none() {
+                    *waiting = None;
+                }
+            }
+        };
+        if std::thread::Builder::new().name("compress-logs".to_owned()).stack_size(128 * 1024).spawn(work).is_ok() {
+            *waiting = Some(BTreeSet::new());
         }
     }
 

@@ -27,7 +27,7 @@ fn a_pods_namespaces_have_what_was_asked_for_and_nothing_leaks_in() {
         &mut world,
         1,
         1,
-        "cd /proc/sys; cat net/core/somaxconn kernel/shmmax net/ipv4/ip_unprivileged_port_start net/ipv4/ping_group_range; \
+        "cd /proc/sys; cat net/core/somaxconn kernel/shmmax net/ipv4/ip_unprivileged_port_start net/ipv4/ping_group_range; cd /; \
          hostname; ip -o addr show lo | wc -l; ls /proc/self/fd; wc -c < /proc/1/environ; readlink /proc/self/cwd; echo /proc/[0-9]*",
     );
     let expected = ["777", "1048576", "0", "0\t2147483647", "host-1", "2", "0", "1", "2", "3"];

@@ -10,7 +10,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 
 use super::wire::Log;
-use crate::runtime::logs::{MAX_LINE, push_line, rotated, rotation_stamp};
+use crate::runtime::logs::{MAX_LINE, push_line, rotated, rotation_stamp, stem};
 
 /// The part of a stream's last line that has not ended yet.
 #[derive(Debug, Default)]
@@ -73,11 +73,12 @@ pub struct LogWriter {
     why: Option<io::ErrorKind>,
     lost_ever: u64,
     last_rotation: i64,
+    rotated: bool,
 }
 
 impl LogWriter {
     pub fn new(log: Log) -> LogWriter {
-        LogWriter { log, file: None, size: 0, lost: 0, why: None, lost_ever: 0, last_rotation: 0 }
+        LogWriter { log, file: None, size: 0, lost: 0, why: None, lost_ever: 0, last_rotation: 0, rotated: false }
     }
 
     /// Of a monitor that goes on as another program.
@@ -87,6 +88,11 @@ impl LogWriter {
 
     pub fn lost_ever(&self) -> u64 {
         self.lost_ever
+    }
+
+    /// The log's path, if it was rotated since this was asked last.
+    pub fn take_rotated(&mut self) -> Option<PathBuf> {
+        std::mem::take(&mut self.rotated).then(|| self.log.path.clone())
     }
 
     /// Makes an empty file appear, as containers that print nothing have one too.
@@ -167,9 +173,16 @@ impl LogWriter {
     fn rotate(&mut self, at: i64) -> io::Result<()> {
         let keep = usize::try_from(self.log.max_files).unwrap_or(usize::MAX).saturating_sub(1);
         let old = rotated(&self.log.path)?;
-        let too_many = (old.len() + 1).saturating_sub(keep.max(1));
-        for path in old.iter().take(too_many) {
-            fs::remove_file(path)?;
+        let mut times: Vec<PathBuf> = old.iter().map(|path| stem(path)).collect();
+        times.dedup();
+        let too_many = (times.len() + 1).saturating_sub(keep.max(1));
+        let oldest = times.get(..too_many).unwrap_or_default();
+        for path in old.iter().filter(|path| oldest.contains(&stem(path))) {
+            match fs::remove_file(path) {
+                // The agent has compressed it just now: the next rotation finds the other name.
+                Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+                _ => {}
+            }
         }
         if keep == 0 {
             fs::remove_file(&self.log.path)?;
@@ -179,6 +192,7 @@ impl LogWriter {
         }
         self.file = None;
         self.size = 0;
+        self.rotated = true;
         Ok(())
     }
 

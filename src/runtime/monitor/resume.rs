@@ -19,6 +19,7 @@ use super::attach::{Stdin, Tees};
 use super::container::{Container, Stream};
 use super::log_writer::{LogWriter, Pending};
 use super::wire::Create;
+use crate::runtime::cgroup::Cgroups;
 use crate::runtime::layout::Sandbox;
 use crate::store::records::ExitRecord;
 use crate::sys::{pidfd, process};
@@ -168,9 +169,10 @@ fn save(container: &Container) -> SavedContainer {
 /// Is this process one that goes on? Some with its state; a process that is only asked whether it
 /// could ends here.
 pub fn resume() -> io::Result<Option<Resumed>> {
-    if let Some(saved) = read(CHECK)? {
-        drop(saved);
-        process::exit_child(0);
+    if let Some((saved, _)) = read(CHECK)? {
+        // All that could fail once there is no way back.
+        let able = Cgroups::detect(&saved.sandbox.cgroup_parent).is_ok();
+        process::exit_child(i32::from(!able));
     }
     let Some((saved, state)) = read(RESUME)? else { return Ok(None) };
     drop(state);

@@ -144,6 +144,7 @@ impl Monitor {
         }
         self.reap()?;
         self.finish_ended();
+        self.tell_rotations();
         self.check_helper()?;
         self.end_lonely_execs();
         self.start_next()
@@ -768,6 +769,13 @@ impl Monitor {
         let record =
             ExitRecord { code, signal, started_at: exec.started_at, finished_at: clock::wall_nanos(), ..ExitRecord::default() };
         self.peers.send(exec.peer, 0, &Reply::ExecExited(record), Vec::new());
+    }
+
+    fn tell_rotations(&mut self) {
+        let Monitor { containers, peers, .. } = self;
+        for path in containers.iter_mut().filter_map(|c| c.log.as_mut()?.take_rotated()) {
+            peers.tell_subscribers(&Reply::Rotated(wire::Rotated { path }));
+        }
     }
 
     /// Exits whose output is all in the log are written down, then told.

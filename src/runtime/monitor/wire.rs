@@ -145,6 +145,8 @@ frames! {
         Error(Failure) = "error",
         Exited(Exited) = "exited",
         ExecExited(ExitRecord) = "exec_exited",
+        /// A log was renamed: the agent may compress older ones.
+        Rotated(Rotated) = "rotated",
     }
 }
 
@@ -283,6 +285,12 @@ pub struct Container {
 pub struct Exited {
     pub id: ContainerId,
     pub exit: ExitRecord,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Rotated {
+    /// The live log.
+    pub path: PathBuf,
 }
 
 /// Kind and words of a failure. A kind that is not known is `Refused` to its reader.
