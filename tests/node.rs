@@ -89,12 +89,17 @@ fn ends_restarts_and_waiting_reasons_are_the_kubelets() {
     node.put("nocfg.yaml", &pod("nocfg", "Always", &[], &[("c", "echo got $A; sleep 100")], "").replace("imagePullPolicy", env));
     node.put("deadline.yaml", &pod("deadline", "Always", &[], &[("c", STAY)], "  activeDeadlineSeconds: 2\n"));
 
+    let limit = "resources: {limits: {memory: 24Mi}}, imagePullPolicy";
+    node.put("oom.yaml", &pod("oom", "Never", &[], &[("c", "tail /dev/zero")], "").replace("imagePullPolicy", limit));
+
     let ended = |status: &serde_json::Value| {
         let t = container(status, "c")["state"]["terminated"].clone();
         (t["exitCode"].as_i64().unwrap_or(-1), t["reason"].as_str().unwrap_or_default().to_owned(), t["message"].as_str().unwrap_or_default().to_owned())
     };
     assert_eq!(ended(&node.wait_phase("ok", "Succeeded")), (0, "Completed".into(), String::new()));
     assert_eq!(ended(&node.wait_phase("bad", "Failed")), (7, "Error".into(), "the end\n".into()));
+    let (code, reason, _) = ended(&node.wait_phase("oom", "Failed"));
+    assert_eq!((code, reason.as_str()), (137, "OOMKilled"));
     let status = node.wait_phase("initbad", "Failed");
     assert_eq!(container(&status, "i")["state"]["terminated"]["exitCode"], 9);
     let (code, reason, message) = ended(&node.wait_phase("nocmd", "Failed"));
