@@ -13,8 +13,11 @@ SHELL := /bin/bash
 CARGO ?= cargo
 TRIPLE = $(shell $(CARGO) -vV 2>/dev/null | sed -n 's/^host: //p')
 RELEASE = target/$(TRIPLE)/release/coracle
-# Integration tests share this kernel's cgroups, links and tables: one test binary at a time.
-TEST_FLAGS ?=
+# Tests are built with failpoints (inert without CORACLE_FAILPOINTS), so that one build serves all
+# of them; demo, benchmarks and what is shipped have none.
+TESTING = --locked --features failpoints
+# make integration TESTS="net kill" runs only those.
+TESTS ?=
 
 include vendor/vendor.mk
 vendor: setup-build
@@ -38,18 +41,18 @@ check: vendor lint unit
 lint: vendor
 	$(CARGO) fmt --check
 	$(CARGO) clippy --locked --quiet --lib --bins -- -D warnings
-	$(CARGO) clippy --locked --quiet --all-targets -- -D warnings -A clippy::unwrap_used -A clippy::expect_used -A clippy::panic
+	$(CARGO) clippy $(TESTING) --quiet --all-targets -- -D warnings -A clippy::unwrap_used -A clippy::expect_used -A clippy::panic
 
 unit: vendor
-	$(CARGO) test --locked --quiet --lib --bins --test layers
+	$(CARGO) test $(TESTING) --quiet --lib --bins --test layers
 
 test: check integration
 
 # Everything that needs root, a real kernel, a registry, a stock containerd, a virtual machine.
 integration: vendor
 	@tests/setup test
-	$(CARGO) build --locked --bins --tests
-	tests/run $(TEST_FLAGS)
+	$(CARGO) build $(TESTING) --bins --tests
+	tests/run $(TESTS)
 
 demo: build
 	@tests/setup demo

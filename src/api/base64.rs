@@ -1,5 +1,6 @@
 //! Base64 of Secrets and binaryData: the standard alphabet with padding; line breaks are skipped,
 //! as Go's encoding/base64 does. RFC 4648.
+#![deny(clippy::disallowed_methods)]
 
 /// The bytes, or None where the text is not base64.
 pub fn decode(text: &str) -> Option<Vec<u8>> {
