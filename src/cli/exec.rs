@@ -285,7 +285,7 @@ impl Session {
         let (true, Some(pty)) = (self.follow_size, &self.process.pty) else { return };
         if let Ok((rows, columns)) = tty::size(std::io::stdin().as_fd()) {
             // Both ends may be closing just now.
-            let _ = tty::set_size(BorrowedFd::from(pty.as_fd()), rows, columns);
+            let _ = tty::set_size(pty.as_fd(), rows, columns);
         }
     }
 

@@ -65,7 +65,7 @@ fn resemble(fd: &OwnedFd, stat: &FileStat) -> io::Result<()> {
     dir::chown_of(fd, stat.st_uid, stat.st_gid)?;
     dir::chmod_of(fd, stat.st_mode & 0o7777)?;
     // Nanoseconds are below 10^9.
-    dir::set_time_of(fd, stat.st_mtime as i64, stat.st_mtime_nsec as u32)
+    dir::set_time_of(fd, stat.st_mtime, stat.st_mtime_nsec as u32)
 }
 
 fn is_opaque(fd: impl AsFd) -> io::Result<bool> {
@@ -219,7 +219,7 @@ fn resolve_below(below: &[OwnedFd], path: &[u8]) -> io::Result<Option<Vec<u8>>> 
         done.push(part);
         let here = done.join(&b'/');
         let stat = lookup(below, &here)?;
-        if !stat.is_some_and(|s| SFlag::from_bits_truncate(s.st_mode) & SFlag::S_IFMT == SFlag::S_IFLNK) {
+        if stat.is_none_or(|s| SFlag::from_bits_truncate(s.st_mode) & SFlag::S_IFMT != SFlag::S_IFLNK) {
             continue;
         }
         links += 1;
@@ -271,7 +271,7 @@ fn list(here: &OwnedFd, hasher: &mut Hasher, depth: usize) -> io::Result<()> {
             u64::from(stat.st_uid),
             u64::from(stat.st_gid),
             size,
-            stat.st_rdev as u64,
+            stat.st_rdev,
             stat.st_mtime as u64,
             stat.st_mtime_nsec as u64,
         ];
