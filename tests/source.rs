@@ -215,7 +215,11 @@ fn what_is_no_manifest_is_ignored_or_named_and_never_waited_for() {
     // The thread's stack is small.
     let nest = |open: &str, close: &str, n: usize| format!("{}1{}", open.repeat(n), close.repeat(n));
     let meta = "apiVersion: v1, kind: Pod, metadata: {name: deep}, spec:";
-    fs::write(w.dir.join("deep.yaml"), format!("{{{meta} {{containers: [{{name: c, image: i, odd: {}}}]}}}}", nest("{a: [", "]}", 28))).unwrap();
+    fs::write(
+        w.dir.join("deep.yaml"),
+        format!("{{{meta} {{containers: [{{name: c, image: i, odd: {}}}]}}}}", nest("{a: [", "]}", 28)),
+    )
+    .unwrap();
     fs::write(w.dir.join("deeper.json"), nest("{\"a\":", "}", 100_000)).unwrap();
     fs::write(w.dir.join("deeper.yaml"), nest("[", "]", 100_000)).unwrap();
     if nix::unistd::geteuid().is_root() {

@@ -117,7 +117,10 @@ fn bombs_stop_at_the_budget() {
 #[test]
 fn hostile_texts_end_soon() {
     const SIZE: usize = 2 << 20;
-    for pattern in ["[", "{", "- ", "? ", ": ", "a: ", "a: [", "\"", "'", "|\n ", "&a ", "*a ", "!t ", "#", "\t", "---\n", "%T x\n", "a\n", "[a,", "{a: b,", "a b ", "\\", "<<: ", ",", "]", "\u{feff}"] {
+    for pattern in [
+        "[", "{", "- ", "? ", ": ", "a: ", "a: [", "\"", "'", "|\n ", "&a ", "*a ", "!t ", "#", "\t", "---\n", "%T x\n", "a\n",
+        "[a,", "{a: b,", "a b ", "\\", "<<: ", ",", "]", "\u{feff}",
+    ] {
         let text = pattern.repeat(SIZE / pattern.len());
         let began = std::time::Instant::now();
         let count = documents(text.as_bytes(), Limits::default()).count();

@@ -19,6 +19,7 @@ use super::identity::{Identity, Last, doubt};
 use super::model::{Problem, SourceUpdate};
 use super::plan::{Desired, Look};
 use crate::api::time::WallTime;
+use crate::obs::chain;
 use crate::store::atomic;
 use crate::sys::clock;
 
@@ -277,16 +278,4 @@ impl<F: FnMut(SourceUpdate) -> bool> Watcher<F> {
             }
         }
     }
-}
-
-/// An error with all that caused it, on one line.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text.push_str(": ");
-        text.push_str(&cause.to_string());
-        source = cause.source();
-    }
-    text
 }
