@@ -3,8 +3,9 @@
 //!
 //! Every pod of `stock/cases.rs` runs on both sides; a script inside tells what it sees (also
 //! through exec): credentials, capabilities, seccomp, signals, limits, oom_score_adj, mounts,
-//! cgroup values, devices, environment, umask, working directory, and what it is able to do. Each
-//! difference fails the test, unless [`EXCEPTIONS`] names it with its reason.
+//! cgroup values, devices, environment, umask, working directory, what it is able to do, and what 80
+//! system calls answer. Each difference fails the test, unless [`EXCEPTIONS`] names it with its
+//! reason.
 //!
 //! Needs root, Go 1.25, gcc, pkg-config, libseccomp-dev, busybox-static. The stock side is built
 //! once into `target/cluster` (or $CORACLE_STOCK_BIN): about 5 minutes on two idle cores, 120 MB,
@@ -20,6 +21,9 @@ mod coracle_agent;
 mod facts;
 #[path = "stock/image.rs"]
 mod image;
+#[cfg(target_arch = "x86_64")]
+#[path = "stock/syscalls.rs"]
+mod syscalls;
 
 use std::path::{Path, PathBuf};
 use std::process::Child;

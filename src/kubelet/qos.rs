@@ -29,7 +29,8 @@ pub struct NodeCapacity {
 
 /// CFS period of every quota, in microseconds.
 const PERIOD: u64 = 100_000;
-const MIN_SHARES: u64 = 2;
+/// What nobody asked for weighs this: best-effort containers, pods, and their class.
+pub const MIN_SHARES: u64 = 2;
 const MAX_SHARES: u64 = 262_144;
 /// The kernel refuses a shorter quota.
 const MIN_QUOTA: i64 = 1000;
@@ -75,17 +76,6 @@ impl QosClass {
 /// `<parent>/kubepods{,/burstable,/besteffort}/pod<uid>`.
 pub fn pod_cgroup(parent: &str, class: QosClass, uid: &str) -> String {
     format!("{}/pod{uid}", class.cgroup(parent))
-}
-
-/// Limits of a class's own cgroup, from the pods of that class that run. Guaranteed pods lie
-/// directly below kubepods, which has the node's weight.
-pub fn class_resources<'a>(class: QosClass, pods: impl IntoIterator<Item = &'a Pod>) -> CgroupResources {
-    let shares = match class {
-        QosClass::Guaranteed => return CgroupResources::default(),
-        QosClass::BestEffort => MIN_SHARES,
-        QosClass::Burstable => shares(pods.into_iter().filter(|p| QosClass::of(p) == class).map(|p| pod_milli(p, request)).sum()),
-    };
-    CgroupResources { cpu_shares: Some(shares), ..CgroupResources::default() }
 }
 
 /// The pod's own cgroup: sums over its containers, as far as all of them are limited.
@@ -294,13 +284,5 @@ mod tests {
         let mut critical = pod(&["/ /"], &[]);
         critical.spec.priority_class_name = Some("system-node-critical".into());
         assert_eq!(oom_score_adj(&critical, &critical.spec.containers[0], &NODE), -997);
-    }
-
-    #[test]
-    fn classes_weigh_what_their_pods_request() {
-        let pods = [pod(&["100m/ /"], &[]), pod(&["400m/ /"], &[]), pod(&["/ /"], &[]), pod(&["1/1 1/1"], &[])];
-        assert_eq!(class_resources(QosClass::Burstable, &pods).cpu_shares, Some(512));
-        assert_eq!(class_resources(QosClass::BestEffort, &pods).cpu_shares, Some(2));
-        assert_eq!(class_resources(QosClass::Guaranteed, &pods), CgroupResources::default());
     }
 }

@@ -36,6 +36,7 @@ pub struct Rooms {
     pub boot_id: String,
     pub store: Arc<PodStore>,
     pub runtime: Runtime,
+    pub cgroups: Cgroups,
     pub net: Net,
     pub images: Images,
     pub volumes: Volumes,
@@ -99,7 +100,11 @@ pub fn open(config: Config, events: Sender<RuntimeEvent>) -> Result<Start, OpenE
         tracing::warn!(what = lack.what, effect = lack.effect, cure = lack.cure, "cgroups: this host withholds something");
     }
     let runtime = Runtime::open(
-        RuntimeConfig { run: config.roots.run.clone(), cgroups, cgroup_parent: config.cgroup_parent.clone() },
+        RuntimeConfig {
+            run: config.roots.run.clone(),
+            cgroups: cgroups.clone(),
+            cgroup_parent: config.cgroup_parent.clone(),
+        },
         Arc::clone(&effects),
         events,
     )?;
@@ -133,7 +138,7 @@ pub fn open(config: Config, events: Sender<RuntimeEvent>) -> Result<Start, OpenE
         pod_pids_limit: config.pod_pids_limit,
     };
     let found = Found { store: state, sandboxes, attached, manifests, boot: boot_id.clone() };
-    let rooms = Rooms { config, boot_id, store: Arc::new(store), runtime, net, images, volumes, host, capacity, node_ips };
+    let rooms = Rooms { config, boot_id, store: Arc::new(store), runtime, cgroups, net, images, volumes, host, capacity, node_ips };
     Ok(Start { rooms, found, known })
 }
 

@@ -32,6 +32,7 @@ try mkdir /made; try touch /etc/hosts; try touch /proc/sys/kernel/domainname; tr
 try head -c 1 /tmp/node; try mount -t tmpfs none /tmp; try unshare -U true; try unshare -n true; try unshare -m true
 try chroot / /bin/true; try mkdir /sys/fs/cgroup/cpu/sub; try mkdir /sys/fs/cgroup/sub
 try touch /sys/kernel/uevent_helper; try head -c 1 /dev/zero; try head -c 1 /dev/kmsg
+echo "== calls"; probe --ignored --exact syscalls::seen_from_inside --nocapture 2>&1 | grep '^call'
 echo "== end"
 "#;
 
@@ -67,6 +68,10 @@ pub fn parse(output: &str) -> Facts {
                 let at = if section == "able" { line.rfind(' ') } else { line.find(' ') }.unwrap_or(line.len());
                 (line[..at].to_owned(), line[at..].trim().to_owned())
             }
+            "calls" => match line.strip_prefix("call ").and_then(|l| l.split_once(' ')) {
+                Some((name, answer)) => (name.to_owned(), answer.to_owned()),
+                None => continue,
+            },
             "fds" => (line.to_owned(), "open".to_owned()),
             _ => (number.to_string(), line.to_owned()),
         };

@@ -72,6 +72,7 @@ pub(super) fn run_sandbox(rooms: &Rooms, job: &Job, uid: &PodUid) -> Result<Outc
         shm_size: SHM_SIZE,
     };
     let state = rooms.runtime.run_sandbox(&spec).map_err(Failed::because(FailReason::Sandbox))?;
+    weigh_classes(rooms);
     Ok(Outcome::Sandbox { created_at: state.created_at })
 }
 
@@ -151,7 +152,19 @@ pub(super) fn inspect(rooms: &Rooms, uid: &PodUid) -> Result<Outcome, Failed> {
 pub(super) fn stop_sandbox(rooms: &Rooms, uid: &PodUid) -> Result<Outcome, Failed> {
     rooms.net.detach(uid.as_str()).map_err(Failed::because(FailReason::Network))?;
     rooms.runtime.remove_sandbox(uid).map_err(Failed::because(FailReason::Kill))?;
+    weigh_classes(rooms);
     Ok(Outcome::Done)
+}
+
+/// The classes' shares of the CPU follow their pods, as with kubelet: best effort weighs next to
+/// nothing, burstable what its pods ask for together. A weight that cannot be written is told; no
+/// pod is held back for it.
+fn weigh_classes(rooms: &Rooms) {
+    let class = |class: QosClass| class.cgroup(&rooms.config.cgroup_parent);
+    let best_effort = rooms.cgroups.weigh(&class(QosClass::BestEffort), qos::MIN_SHARES);
+    if let Err(error) = best_effort.and_then(|()| rooms.cgroups.weigh_by_children(&class(QosClass::Burstable))) {
+        tracing::warn!(error = %crate::obs::chain(&error), "the weight of a class of pods cannot be set");
+    }
 }
 
 pub(super) fn release_volumes(rooms: &Rooms, uid: &PodUid) -> Result<Outcome, Failed> {

@@ -129,6 +129,13 @@ impl Cgroups {
         self.write(path, limits)
     }
 
+    /// Sets the CPU weight of `path` alone, in cpu.shares; absent is fine.
+    pub fn weigh(&self, path: &str, shares: u64) -> Result<(), CgroupError> {
+        self.inside(path)?;
+        let mut with_cpu = self.0.hierarchies.iter().filter(|h| h.controllers.iter().any(|c| c == "cpu"));
+        with_cpu.try_for_each(|h| limits::write_shares(&h.dir(path), h.kind, shares))
+    }
+
     /// Gives `path` the CPU weight that its children have together, as kubelet does for the class
     /// of burstable pods: the class then competes with the others by what its pods asked for.
     pub fn weigh_by_children(&self, path: &str) -> Result<(), CgroupError> {
