@@ -75,6 +75,20 @@ bench: build
 	@tests/setup bench
 	tests/bench/bench target/coracle --json target/bench.json
 
+# Every parser of outside bytes under libFuzzer, FUZZ_SECONDS each.
+FUZZ_SECONDS ?= 60
+fuzz: vendor
+	@tests/setup fuzz
+	tests/fuzz/run $(FUZZ_SECONDS)
+
+# What is random, for hours: kills, power cuts, failpoints, a machine that is reset, hostile bytes.
+soak: vendor
+	@tests/setup test
+	@tests/setup fuzz
+	$(CARGO) build --locked --bins --tests
+	CORACLE_SOAK=1 CORACLE_KILLS=$${CORACLE_KILLS:-1000} tests/run kill store node_failpoints volumes vm
+	tests/fuzz/run 300
+
 # Licences, duplicates, sources; advisories where their database can be reached.
 DENY = target/tools/bin/cargo-deny --all-features --exclude-dev --config .cargo/deny.toml check
 deny: vendor

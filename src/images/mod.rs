@@ -13,10 +13,10 @@
 
 pub mod archive;
 mod assemble;
-mod auth;
+pub mod auth;
 mod blobs;
 pub mod digest;
-mod endpoint;
+pub mod endpoint;
 mod error;
 mod finish;
 mod import;
@@ -25,7 +25,7 @@ pub mod make;
 pub mod manifest;
 pub mod model;
 mod pull;
-mod records;
+pub mod records;
 pub mod reference;
 mod registry;
 mod stage;

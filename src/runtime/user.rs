@@ -46,14 +46,23 @@ const LARGEST_FILE: u64 = 1 << 20;
 /// Looks the request up below `rootfs`.
 pub fn resolve(rootfs: &Path, request: &UserRequest) -> Result<ResolvedUser, UserError> {
     let passwd = read(rootfs, "etc/passwd")?.unwrap_or_default();
+    choose(request, &passwd, || Ok(read(rootfs, "etc/group")?.unwrap_or_default()))
+}
+
+/// What the texts of both files make of the request; `group` is asked only where it counts.
+pub fn choose(
+    request: &UserRequest,
+    passwd: &str,
+    group: impl FnOnce() -> Result<String, UserError>,
+) -> Result<ResolvedUser, UserError> {
     let who = match request.run_as_user {
         Some(uid) => Who::Id(uid),
         None => parse(&request.image_user)?,
     };
     let entry = match &who {
-        Who::Id(uid) => entries(&passwd).find(|e| e.uid == *uid),
+        Who::Id(uid) => entries(passwd).find(|e| e.uid == *uid),
         Who::Name(name) => Some(
-            entries(&passwd)
+            entries(passwd)
                 .find(|e| e.name == *name)
                 .ok_or_else(|| UserError::Bad { user: shown(name), why: "the image's /etc/passwd has no such user" })?,
         ),
@@ -74,12 +83,12 @@ pub fn resolve(rootfs: &Path, request: &UserRequest) -> Result<ResolvedUser, Use
     let mut groups = vec![gid];
     groups.extend(&request.supplemental_groups);
     if let (false, Some(entry)) = (request.strict, &entry) {
-        groups.extend(member_of(&read(rootfs, "etc/group")?.unwrap_or_default(), entry.name));
+        groups.extend(member_of(&group()?, entry.name));
     }
     groups.sort_unstable();
     groups.dedup();
     // HOME of the uid, whoever's group is used.
-    let home = entries(&passwd).find(|e| e.uid == uid).map(|e| e.home).filter(|h| !h.is_empty()).unwrap_or("/");
+    let home = entries(passwd).find(|e| e.uid == uid).map(|e| e.home).filter(|h| !h.is_empty()).unwrap_or("/");
     Ok(ResolvedUser { uid, gid, groups, home: home.to_owned() })
 }
 

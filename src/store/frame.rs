@@ -113,7 +113,8 @@ impl<'a, F: Fs> Scan<'a, F> {
             None => kind == BASE,
             Some(expected) => seq == expected,
         };
-        if !expected || seq == u64::MAX {
+        // No life is that long; counting on from it would overflow.
+        if !expected || seq > u64::MAX / 2 {
             return Next::Bad;
         }
         let entry = Entry { kind, version, payload: self.ahead.get(HEADER..HEADER + payload).unwrap_or_default().to_vec() };

@@ -156,7 +156,7 @@ impl Age {
         if self.boot.is_empty() {
             self.since = stamp.nanos;
         } else if self.boot != stamp.boot {
-            self.carried += self.last - self.since;
+            self.carried = self.carried.saturating_add(self.last.saturating_sub(self.since));
             self.since = 0;
         }
         self.boot.clone_from(&stamp.boot);
@@ -168,17 +168,18 @@ impl Age {
         if self.boot.is_empty() {
             return 0;
         }
-        let here = if self.boot == now.boot { now.nanos - self.since } else { self.last - self.since + now.nanos };
-        (self.carried + here).max(0)
+        let since = |instant: i64| instant.saturating_sub(self.since);
+        let here = if self.boot == now.boot { since(now.nanos) } else { since(self.last).saturating_add(now.nanos) };
+        self.carried.saturating_add(here).max(0)
     }
 
     /// Nanoseconds from one of the records until now.
     pub fn elapsed_since(&self, stamp: &BootStamp, now: &BootStamp) -> i64 {
         if stamp.boot == now.boot {
-            return (now.nanos - stamp.nanos).max(0);
+            return now.nanos.saturating_sub(stamp.nanos).max(0);
         }
-        let before = if stamp.boot == self.boot { self.last - stamp.nanos } else { 0 };
-        (before + now.nanos).max(0)
+        let before = if stamp.boot == self.boot { self.last.saturating_sub(stamp.nanos) } else { 0 };
+        before.saturating_add(now.nanos).max(0)
     }
 }
 
@@ -324,6 +325,16 @@ mod tests {
         assert_eq!(age.elapsed(&stamp("c", 7)), 337);
         assert_eq!(age.elapsed_since(&stamp("b", 10), &stamp("c", 7)), 27);
         assert_eq!(age.elapsed_since(&stamp("a", 100), &stamp("c", 7)), 7);
+    }
+
+    #[test]
+    fn an_age_of_nonsense_is_an_age() {
+        let mut age = Age { boot: "a".into(), since: i64::MIN, last: i64::MAX, carried: i64::MAX };
+        assert_eq!(age.elapsed(&stamp("b", 1)), i64::MAX);
+        assert_eq!(age.elapsed(&stamp("a", i64::MIN)), i64::MAX);
+        assert_eq!(age.elapsed_since(&stamp("a", i64::MIN), &stamp("b", 1)), i64::MAX);
+        age.touch(&stamp("b", i64::MIN));
+        assert_eq!(age.elapsed_since(&stamp("b", i64::MAX), &stamp("b", i64::MIN)), 0);
     }
 
     use proptest::prelude::*;

@@ -151,7 +151,8 @@ pub fn link(socket: &mut Socket, name: &str) -> Result<Option<Link>, NetlinkErro
     }
 }
 
-fn parse_link(payload: &[u8]) -> Option<Link> {
+/// A link as RTM_NEWLINK tells it; None where the message is too short.
+pub fn parse_link(payload: &[u8]) -> Option<Link> {
     let mut link = Link { index: word(payload, 4)?, up: word(payload, 8)? & IFF_UP != 0, ..Link::default() };
     let mut forwards = true;
     for (kind, value) in super::netlink::attributes(payload.get(16..)?) {

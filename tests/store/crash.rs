@@ -27,6 +27,11 @@ fn sizes(seed: u64) -> Sizes {
     Sizes { reserve: if seed % 3 == 2 { 1_200 } else { 0 }, floor: 3_000, step: 0 }
 }
 
+/// How much more work `make soak` wants than `make test`.
+fn soak() -> u64 {
+    if std::env::var_os("CORACLE_SOAK").is_some() { 8 } else { 1 }
+}
+
 /// Distinct states that were judged.
 #[derive(Default)]
 struct Tally {
@@ -227,7 +232,7 @@ fn journal_workload(seed: u64, lie: Option<Lie>, tally: &mut Tally) {
 #[test]
 fn journal_states_after_power_cuts() {
     let mut tally = Tally::default();
-    (0..160).for_each(|seed| journal_workload(seed, None, &mut tally));
+    (0..160 * soak()).for_each(|seed| journal_workload(seed, None, &mut tally));
     tally.tell("journal", 60_000);
 }
 
@@ -469,6 +474,6 @@ fn pods_workload(seed: u64, lie: Option<Lie>, tally: &mut Tally) {
 #[test]
 fn pod_store_states_after_power_cuts() {
     let mut tally = Tally::default();
-    (0..110).for_each(|seed| pods_workload(seed, None, &mut tally));
+    (0..110 * soak()).for_each(|seed| pods_workload(seed, None, &mut tally));
     tally.tell("pod store", 40_000);
 }

@@ -242,14 +242,14 @@ impl Read for At<'_> {
 
 /// Splits chunks into lines, holding at most `MAX_LINE` bytes.
 #[derive(Default)]
-struct Lines {
+pub struct Lines {
     held: Vec<u8>,
     /// Bytes of a line that is too long, already dropped.
     dropped: u64,
 }
 
 impl Lines {
-    fn push(&mut self, mut chunk: &[u8], each: Each<'_>) -> Result<(), LogError> {
+    pub fn push(&mut self, mut chunk: &[u8], each: Each<'_>) -> Result<(), LogError> {
         while let Some(end) = chunk.iter().position(|b| *b == b'\n') {
             let (line, rest) = chunk.split_at(end);
             if self.held.is_empty() && self.dropped == 0 && line.len() <= MAX_LINE {
@@ -280,7 +280,8 @@ impl Lines {
         self.dropped + self.held.len() as u64
     }
 
-    fn rest(self, each: Each<'_>) -> Result<(), LogError> {
+    /// Gives what stands behind the last newline.
+    pub fn rest(self, each: Each<'_>) -> Result<(), LogError> {
         if self.dropped > 0 {
             each(None)
         } else if !self.held.is_empty() {

@@ -13,9 +13,9 @@
 //!
 //! Source: KEP-2411's log format; kubelet pkg/kubelet/logs (names, meaning of tail and since).
 
-mod files;
+pub mod files;
 mod print;
-mod record;
+pub mod record;
 
 use std::io::{self, Write};
 use std::os::fd::AsFd;

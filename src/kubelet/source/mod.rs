@@ -16,7 +16,7 @@ mod directory;
 mod identity;
 mod known;
 pub mod model;
-mod object;
+pub mod object;
 mod plan;
 mod watch;
 

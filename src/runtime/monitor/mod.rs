@@ -12,7 +12,7 @@ pub mod client;
 mod container;
 mod engine;
 mod helper;
-mod log_writer;
+pub mod log_writer;
 mod namespaces;
 mod peers;
 mod resume;

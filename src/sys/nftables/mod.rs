@@ -253,17 +253,21 @@ impl ChainSeen {
 pub fn chains(socket: &mut Socket) -> Result<Vec<ChainSeen>, NetlinkError> {
     let all = Message::new(SUBSYSTEM << 8 | GETCHAIN, 0, &[0; 4], Attrs::new());
     let replies = socket.dump("list nftables chains", &all)?;
-    let chain = |r: &Reply| {
-        let b = body(r);
+    Ok(replies.iter().filter(|r| r.kind == SUBSYSTEM << 8 | NEWCHAIN).filter_map(ChainSeen::read).collect())
+}
+
+impl ChainSeen {
+    /// Of an NFT_MSG_NEWCHAIN; None where it names no table or chain.
+    pub fn read(reply: &Reply) -> Option<ChainSeen> {
+        let b = body(reply);
         Some(ChainSeen {
-            family: *r.payload.first()?,
+            family: *reply.payload.first()?,
             table: text(attribute(b, 1)?),
             name: text(attribute(b, 3)?),
             hook: attribute(b, 4).and_then(|hook| be32(attribute(hook, 1)?)),
             drops: attribute(b, 5).and_then(be32) == Some(0),
         })
-    };
-    Ok(replies.iter().filter(|r| r.kind == SUBSYSTEM << 8 | NEWCHAIN).filter_map(chain).collect())
+    }
 }
 
 /// The rules of a table in their order; a table that is not there has none.
@@ -275,11 +279,15 @@ pub fn rules(socket: &mut Socket, family: Family, table: &str) -> Result<Vec<Rul
     };
     // Older kernels answer with the rules of every table.
     let mine = |r: &&Reply| r.kind == SUBSYSTEM << 8 | NEWRULE && attribute(body(r), 1).map(text).as_deref() == Some(table);
-    let seen = |r: &Reply| {
-        let comment = attribute(body(r), 7).map(comment_of).unwrap_or_default();
-        Some(RuleSeen { chain: text(attribute(body(r), 2)?), comment })
-    };
-    Ok(replies.iter().filter(mine).filter_map(seen).collect())
+    Ok(replies.iter().filter(mine).filter_map(RuleSeen::read).collect())
+}
+
+impl RuleSeen {
+    /// Of an NFT_MSG_NEWRULE; None where it names no chain.
+    pub fn read(reply: &Reply) -> Option<RuleSeen> {
+        let comment = attribute(body(reply), 7).map(comment_of).unwrap_or_default();
+        Some(RuleSeen { chain: text(attribute(body(reply), 2)?), comment })
+    }
 }
 
 /// The elements of a set; None where set or table is not there.
@@ -289,16 +297,20 @@ pub fn elements(socket: &mut Socket, family: Family, table: &str, set: &str) -> 
         Err(e) if e.errno() == nix::errno::Errno::ENOENT => return Ok(None),
         other => other?,
     };
-    let mut found = Vec::new();
-    for reply in replies.iter().filter(|r| r.kind == SUBSYSTEM << 8 | NEWSETELEM) {
+    Ok(Some(replies.iter().filter(|r| r.kind == SUBSYSTEM << 8 | NEWSETELEM).flat_map(Element::read).collect()))
+}
+
+impl Element {
+    /// All of an NFT_MSG_NEWSETELEM.
+    pub fn read(reply: &Reply) -> Vec<Element> {
         let list = attribute(body(reply), 3).unwrap_or_default();
-        for (_, element) in attributes(list) {
+        let one = |element: &[u8]| {
             let data = |kind| attribute(element, kind).and_then(|a| attribute(a, 1)).unwrap_or_default().to_vec();
             let comment = attribute(element, 6).map(comment_of).unwrap_or_default();
-            found.push(Element { key: data(1), data: data(2), comment });
-        }
+            Element { key: data(1), data: data(2), comment }
+        };
+        attributes(list).map(|(_, element)| one(element)).collect()
     }
-    Ok(Some(found))
 }
 
 /// A non-blocking socket that hears of every change to any table.
