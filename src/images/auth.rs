@@ -165,16 +165,18 @@ fn host_matches(pattern: &str, host: &str) -> bool {
     pattern_port == port && patterns.len() == labels.len() && patterns.iter().zip(&labels).all(|(p, l)| label_matches(p, l))
 }
 
+/// What stands between the stars is looked for from left to right, so that no pattern takes long.
 fn label_matches(pattern: &str, label: &str) -> bool {
-    match pattern.split_once('*') {
-        None => pattern == label,
-        Some((before, after)) => {
-            label.len() >= before.len() + after.len()
-                && label.starts_with(before)
-                && (0..=label.len())
-                    .any(|at| label.get(at..).is_some_and(|tail| at >= before.len() && label_matches(after, tail)))
+    let Some((before, rest)) = pattern.split_once('*') else { return pattern == label };
+    let Some(mut left) = label.strip_prefix(before) else { return false };
+    let (middle, after) = rest.rsplit_once('*').unwrap_or(("", rest));
+    for part in middle.split('*') {
+        match left.split_once(part) {
+            Some((_, behind)) => left = behind,
+            None => return false,
         }
     }
+    left.ends_with(after)
 }
 
 /// Whether the token service at `realm` (a host, with or without port) may have the credentials
@@ -310,6 +312,20 @@ mod tests {
         assert_eq!(chosen(&auths, "reg", false, "x"), [""; 0]);
         assert_eq!(chosen(&auths, "reg:5001", true, "x"), ["any"]);
         assert_eq!(chosen(&auths, "evil.com", false, "ghcr.io/x"), [""; 0]);
+        for (pattern, label, want) in [
+            ("*", "", true),
+            ("a*", "a", true),
+            ("a*a", "a", false),
+            ("a*a", "aba", true),
+            ("*b*d", "abcd", true),
+            ("*d*b", "abcd", false),
+            ("a**b", "axb", true),
+            // As often as it has ways to match, a search that goes back would take for ever.
+            (&"a*".repeat(60), &("a".repeat(200) + "b"), true),
+            (&("a*".repeat(60) + "c"), &"a".repeat(200), false),
+        ] {
+            assert_eq!(label_matches(pattern, label), want, "{pattern} {label}");
+        }
     }
 
     #[test]

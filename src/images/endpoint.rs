@@ -38,6 +38,9 @@ pub fn endpoints(reference: &Reference, config: &RegistryConfig) -> Result<Vec<E
         for (pattern, replacement) in &mirror.rewrite {
             let pattern = Pattern::parse(pattern)?;
             if let Some(rewritten) = pattern.rewrite(&repository, replacement) {
+                if rewritten.is_empty() || !is_plain(&rewritten) {
+                    return Err(format!("rewrite to \"{replacement}\" makes no repository of {repository}"));
+                }
                 repository = rewritten;
                 break;
             }
@@ -49,7 +52,7 @@ pub fn endpoints(reference: &Reference, config: &RegistryConfig) -> Result<Vec<E
                 _ => return Err(format!("mirror endpoint \"{url}\" needs http:// or https:// before it")),
             };
             let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
-            if authority.is_empty() || authority.contains(['@', '?', '#', ' ']) || path.contains(['?', '#', ' ']) {
+            if authority.is_empty() || authority.contains('@') || !is_plain(authority) || !is_plain(path) {
                 return Err(format!("mirror endpoint \"{url}\" is no plain URL"));
             }
             let path = path.trim_matches('/');
@@ -76,6 +79,11 @@ pub fn endpoints(reference: &Reference, config: &RegistryConfig) -> Result<Vec<E
         });
     }
     Ok(found)
+}
+
+/// Nothing that ends a URL's path, or that no URL may hold.
+fn is_plain(text: &str) -> bool {
+    text.bytes().all(|b| b.is_ascii_graphic() && !b"?#\\\"<>^`{|}".contains(&b))
 }
 
 /// `localhost`, `127.…` and `[::1]`, with or without port.
@@ -153,9 +161,9 @@ impl Pattern {
     fn rewrite(&self, text: &str, replacement: &str) -> Option<String> {
         let chars: Vec<char> = text.chars().collect();
         let starts = if self.start { 0..=0 } else { 0..=chars.len() };
+        let mut steps = 0;
         for at in starts {
             let mut groups = Vec::new();
-            let mut steps = 0;
             if let Some(end) = self.matches(&chars, at, 0, &mut groups, &mut steps) {
                 let mut out: String = chars.get(..at)?.iter().collect();
                 out.push_str(&expand(replacement, &chars, (at, end), &groups));
@@ -287,9 +295,11 @@ mod tests {
         assert_eq!(urls("x.io/a", &config).len(), 1);
         let all = RegistryConfig { mirrors: [("*".to_owned(), mirror)].into(), ..RegistryConfig::default() };
         assert_eq!(urls("x.io/a", &all).len(), 3);
-        let bad = Mirror { endpoint: vec!["m.io".into()], ..Mirror::default() };
-        let bad = RegistryConfig { mirrors: [("x.io".to_owned(), bad)].into(), ..RegistryConfig::default() };
-        assert!(endpoints(&normalize("x.io/a").unwrap(), &bad).is_err());
+        for (url, rewritten) in [("m.io", "a"), ("https://m.io\n/x", "a"), ("https://m.io", "b?c"), ("https://m.io", "b c"), ("https://m.io", "")] {
+            let bad = Mirror { endpoint: vec![url.into()], rewrite: [("a".to_owned(), rewritten.to_owned())].into() };
+            let bad = RegistryConfig { mirrors: [("x.io".to_owned(), bad)].into(), ..RegistryConfig::default() };
+            assert!(endpoints(&normalize("x.io/a").unwrap(), &bad).is_err(), "{url} {rewritten}");
+        }
     }
 
     #[test]

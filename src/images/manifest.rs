@@ -37,7 +37,9 @@ pub enum ManifestError {
 }
 
 fn invalid<T>(what: &'static str, why: impl Into<String>) -> Result<T, ManifestError> {
-    Err(ManifestError::Invalid { what, why: why.into() })
+    // serde_json quotes texts of any length.
+    let why: String = why.into();
+    Err(ManifestError::Invalid { what, why: why.chars().take(300).collect() })
 }
 
 /// A checked pointer to a blob.
@@ -437,6 +439,14 @@ mod tests {
         assert_eq!(choose(&entries, &platform("linux", "arm", "v7")).unwrap().digest, Digest::parse(A).unwrap());
         let error = choose(&entries, &platform("linux", "amd64", "")).unwrap_err().to_string();
         assert!(error.contains("linux/amd64") && error.contains("linux/arm/v7"), "{error}");
+    }
+
+    #[test]
+    fn a_message_does_not_grow_with_the_document() {
+        let hostile = format!(r#"{{"schemaVersion":"{}"}}"#, "A".repeat(100_000));
+        assert!(parse(hostile.as_bytes(), None, 10).unwrap_err().to_string().len() < 500);
+        let hostile = format!(r#"{{"rootfs":"{}"}}"#, "A".repeat(100_000));
+        assert!(parse_config(hostile.as_bytes()).unwrap_err().to_string().len() < 500);
     }
 
     #[test]

@@ -125,7 +125,8 @@ pub const LARGEST_PROFILE: u64 = 1 << 20;
 /// message. The second part names fields that play no part in a runtime profile (docker's
 /// `includes`, `archMap`): a warning should name them.
 pub fn parse(name: &str, json: &[u8]) -> Result<(LinuxSeccomp, Vec<String>), SeccompError> {
-    let bad = |why: String| SeccompError::Bad { name: name.to_owned(), why };
+    // serde_json quotes texts of any length.
+    let bad = |why: String| SeccompError::Bad { name: name.to_owned(), why: why.chars().take(300).collect() };
     if json.len() as u64 > LARGEST_PROFILE {
         return Err(bad("it is larger than 1 MiB".into()));
     }
@@ -174,6 +175,12 @@ mod tests {
             .iter()
             .flatten()
             .any(|r| r.action() == LinuxSeccompAction::ScmpActAllow && r.args().is_none() && r.names().iter().any(|n| n == name))
+    }
+
+    #[test]
+    fn a_message_does_not_grow_with_the_profile() {
+        let hostile = format!(r#"{{"defaultAction":"{}"}}"#, "A".repeat(100_000));
+        assert!(parse("x.json", hostile.as_bytes()).unwrap_err().to_string().len() < 500);
     }
 
     #[test]
