@@ -28,7 +28,10 @@ fn a_pod_runs_from_init_to_ready_with_full_status_and_logs() {
     let two = "echo two >> /work/order";
     let main = "cat /work/order; echo $WHO; hostname; cat /etc/hosts | tail -1; trap 'exit 0' TERM; while :; do sleep 0.1; done";
     let mut yaml = pod("web", "Always", &[("i1", one), ("i2", two)], &[("c", main)], "  volumes: [{name: work, emptyDir: {}}]\n");
-    yaml = yaml.replace("command: [sh", "env: [{name: WHO, value: \"$(MY)\"}], volumeMounts: [{name: work, mountPath: /work}], command: [sh");
+    yaml = yaml.replace(
+        "command: [sh",
+        "env: [{name: WHO, value: \"$(MY)\"}], volumeMounts: [{name: work, mountPath: /work}], command: [sh",
+    );
     node.put("web.yaml", &yaml);
     let status = node.wait_ready("web");
     assert_eq!(status["phase"], "Running");
@@ -77,12 +80,19 @@ fn ends_restarts_and_waiting_reasons_are_the_kubelets() {
     }
     let node = Node::running();
     node.put("ok.yaml", &pod("ok", "Never", &[], &[("c", "exit 0")], ""));
-    node.put("bad.yaml", &pod("bad", "Never", &[], &[("c", "echo the end; exit 7")], "").replace("imagePullPolicy", "terminationMessagePolicy: FallbackToLogsOnError, imagePullPolicy"));
+    node.put(
+        "bad.yaml",
+        &pod("bad", "Never", &[], &[("c", "echo the end; exit 7")], "")
+            .replace("imagePullPolicy", "terminationMessagePolicy: FallbackToLogsOnError, imagePullPolicy"),
+    );
     node.put("retry.yaml", &pod("retry", "OnFailure", &[], &[("c", "exit 4")], ""));
     node.put("crash.yaml", &pod("crash", "Always", &[], &[("c", "echo why > /dev/termination-log; exit 3")], ""));
     node.put("initbad.yaml", &pod("initbad", "Never", &[("i", "exit 9")], &[("c", STAY)], ""));
     node.put("nocmd.yaml", &pod("nocmd", "Never", &[], &[("c", "x")], "").replace("[sh, -c, \"x\"]", "[/no/such]"));
-    node.put("never.yaml", &pod("never", "Always", &[], &[("c", STAY)], "").replace("busybox:1.35", "nope:1").replace("IfNotPresent", "Never"));
+    node.put(
+        "never.yaml",
+        &pod("never", "Always", &[], &[("c", STAY)], "").replace("busybox:1.35", "nope:1").replace("IfNotPresent", "Never"),
+    );
     node.put("nopull.yaml", &pod("nopull", "Always", &[], &[("c", STAY)], "").replace("busybox:1.35", "127.0.0.1:1/nope:1"));
     node.put("badname.yaml", &pod("badname", "Always", &[], &[("c", STAY)], "").replace("busybox:1.35", "UPPER//case"));
     let env = "env: [{name: A, valueFrom: {configMapKeyRef: {name: cm, key: k}}}], imagePullPolicy";
@@ -94,7 +104,11 @@ fn ends_restarts_and_waiting_reasons_are_the_kubelets() {
 
     let ended = |status: &serde_json::Value| {
         let t = container(status, "c")["state"]["terminated"].clone();
-        (t["exitCode"].as_i64().unwrap_or(-1), t["reason"].as_str().unwrap_or_default().to_owned(), t["message"].as_str().unwrap_or_default().to_owned())
+        (
+            t["exitCode"].as_i64().unwrap_or(-1),
+            t["reason"].as_str().unwrap_or_default().to_owned(),
+            t["message"].as_str().unwrap_or_default().to_owned(),
+        )
     };
     assert_eq!(ended(&node.wait_phase("ok", "Succeeded")), (0, "Completed".into(), String::new()));
     assert_eq!(ended(&node.wait_phase("bad", "Failed")), (7, "Error".into(), "the end\n".into()));
@@ -119,7 +133,8 @@ fn ends_restarts_and_waiting_reasons_are_the_kubelets() {
     assert_eq!(condition(&status, "Ready")["reason"], "ContainersNotReady");
 
     node.wait_pod("never", "ErrImageNeverPull", |s| {
-        waits(s, "c") == ("ErrImageNeverPull".into(), "Container image \"nope:1\" is not present with pull policy of Never".into())
+        waits(s, "c")
+            == ("ErrImageNeverPull".into(), "Container image \"nope:1\" is not present with pull policy of Never".into())
     });
     let status = node.wait_pod("nopull", "backs off", |s| waits(s, "c").0 == "ImagePullBackOff");
     assert!(waits(&status, "c").1.starts_with("Back-off pulling image \"127.0.0.1:1/nope:1\": "), "{status}");
@@ -150,7 +165,9 @@ fn ending_is_graceful_and_bounded_and_a_changed_spec_never_overlaps() {
     fs::create_dir(&host).unwrap();
     let volume = format!("  volumes: [{{name: h, hostPath: {{path: {}}}}}]\n", host.display());
     let script = |version: &str, end: &str| {
-        format!("echo start {version} >> /h/log; trap 'sleep 0.5; echo end {version} >> /h/log; {end}' TERM; while :; do sleep 0.05; done")
+        format!(
+            "echo start {version} >> /h/log; trap 'sleep 0.5; echo end {version} >> /h/log; {end}' TERM; while :; do sleep 0.05; done"
+        )
     };
     let yaml = |script: &str| {
         pod("p", "Always", &[], &[("c", script)], &volume)
@@ -229,7 +246,12 @@ fn a_killed_monitor_ends_its_pod_unknown_and_it_is_made_anew() {
     for agent_lives in [true, false] {
         let restarts = container(&node.status("web"), "c")["restartCount"].as_i64().unwrap();
         let (monitors, pids) = (node.monitors(), node.pids());
-        assert_eq!(monitors.len(), 1, "{:?}", monitors.iter().map(|p| fs::read_to_string(format!("/proc/{p}/cmdline"))).collect::<Vec<_>>());
+        assert_eq!(
+            monitors.len(),
+            1,
+            "{:?}",
+            monitors.iter().map(|p| fs::read_to_string(format!("/proc/{p}/cmdline"))).collect::<Vec<_>>()
+        );
         if !agent_lives {
             node.kill_agent();
         }
@@ -385,9 +407,10 @@ fn on_a_full_disk_exits_and_deletes_go_on_and_it_recovers_by_itself() {
         while file.write_all(&[0; 4096]).is_ok() {}
     };
     full(&node);
-    let pid = node.shells().into_iter().find(|pid| {
-        fs::read_to_string(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.contains("exit 33"))
-    });
+    let pid = node
+        .shells()
+        .into_iter()
+        .find(|pid| fs::read_to_string(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.contains("exit 33")));
     nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid.unwrap()), Signal::SIGKILL).unwrap();
     let status = node.wait_phase("job", "Failed");
     assert_eq!(container(&status, "c")["state"]["terminated"]["exitCode"], 137);
@@ -435,7 +458,8 @@ fn restart_is_quick_and_idle_is_idle() {
         let io = fs::read_to_string(format!("/proc/{pid}/io")).unwrap();
         let written = io.lines().find_map(|l| l.strip_prefix("write_bytes: ")).unwrap().parse::<u64>().unwrap();
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
-        let ticks: u64 = stat.rsplit(')').next().unwrap().split_whitespace().skip(11).take(2).map(|t| t.parse::<u64>().unwrap()).sum();
+        let ticks: u64 =
+            stat.rsplit(')').next().unwrap().split_whitespace().skip(11).take(2).map(|t| t.parse::<u64>().unwrap()).sum();
         (written, ticks)
     };
     let (written, ticks) = figures();

@@ -75,8 +75,10 @@ fn a_pods_life_survives_a_cut_at_every_point() {
         for action in ["error", "kill"] {
             let begun = Instant::now();
             let case = format!("{name}={action}");
-            let volumes = "  volumes: [{name: e, emptyDir: {}}, {name: m, emptyDir: {medium: Memory}}, {name: c, configMap: {name: cm}}]\n";
-            let mounts = "volumeMounts: [{name: e, mountPath: /e}, {name: m, mountPath: /m}, {name: c, mountPath: /c}], imagePullPolicy";
+            let volumes =
+                "  volumes: [{name: e, emptyDir: {}}, {name: m, emptyDir: {medium: Memory}}, {name: c, configMap: {name: cm}}]\n";
+            let mounts =
+                "volumeMounts: [{name: e, mountPath: /e}, {name: m, mountPath: /m}, {name: c, mountPath: /c}], imagePullPolicy";
             let stay = "cat /c/k; trap 'exit 0' TERM; while :; do sleep 0.05; done";
             let yaml = pod("p", "Always", &[("i", "exit 0")], &[("c", stay)], volumes).replace("imagePullPolicy", mounts);
             node.put("p.yaml", &yaml);
@@ -99,7 +101,8 @@ fn a_pods_life_survives_a_cut_at_every_point() {
             node.kill_agent();
             assert_eq!((node.pids(), node.monitors()), (vec![], vec![]), "{case}");
             for dir in ["log/pods", "log/containers", "kubelet/pods", "state/containers", "state/pods", "run/pods"] {
-                let left: Vec<_> = fs::read_dir(node.root().join(dir)).into_iter().flatten().flatten().map(|e| e.path()).collect();
+                let left: Vec<_> =
+                    fs::read_dir(node.root().join(dir)).into_iter().flatten().flatten().map(|e| e.path()).collect();
                 assert!(left.is_empty(), "{case}: {dir}: {left:?}");
             }
             let left: Vec<String> = node.mounts().into_iter().filter(|m| m.contains(&uid)).collect();

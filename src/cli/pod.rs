@@ -18,7 +18,8 @@ const DESIRED: Flag =
     Flag { long: "desired", short: None, value: Some("FILE"), help: "Pods that are wanted, YAML or JSON; may be left out" };
 const OBSERVED: Flag =
     Flag { long: "observed", short: None, value: Some("FILE"), help: "what is there, as JSON (default: nothing)" };
-const NOW: Flag = Flag { long: "now", short: None, value: Some("SECONDS"), help: "time since boot, fractions allowed (default: 0)" };
+const NOW: Flag =
+    Flag { long: "now", short: None, value: Some("SECONDS"), help: "time since boot, fractions allowed (default: 0)" };
 const STOPPING: Flag = Flag { long: "stopping", short: None, value: None, help: "the node was told to stop all pods" };
 const INCOMPLETE: Flag =
     Flag { long: "incomplete", short: None, value: None, help: "the wanted set may lack pods, so nothing may end" };

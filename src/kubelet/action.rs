@@ -15,37 +15,92 @@ use crate::store::records::ExitRecord;
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
     /// Journals the pod and keeps its manifest.
-    Admit { uid: PodUid },
+    Admit {
+        uid: PodUid,
+    },
     /// From now on the pod is ending. No effect outside the planner.
-    End { uid: PodUid, ending: Ending },
+    End {
+        uid: PodUid,
+        ending: Ending,
+    },
     /// Makes the volumes, or refreshes them from newer ConfigMaps and Secrets.
-    SetUpVolumes { uid: PodUid, configs: u64 },
-    RunSandbox { uid: PodUid },
-    Attach { uid: PodUid },
+    SetUpVolumes {
+        uid: PodUid,
+        configs: u64,
+    },
+    RunSandbox {
+        uid: PodUid,
+    },
+    Attach {
+        uid: PodUid,
+    },
     /// Asks a monitor for all of its containers: one that did not answer, or whose word is old.
-    Listen { uid: PodUid },
+    Listen {
+        uid: PodUid,
+    },
     /// Of a sandbox whose monitor has died: ends what is left and reads how its containers ended.
-    Inspect { uid: PodUid },
+    Inspect {
+        uid: PodUid,
+    },
     /// Ends whatever runs, lets go of network and namespaces; ends its monitor.
-    StopSandbox { uid: PodUid },
-    Pull { uid: PodUid, container: String, attempt: u32, image: String },
+    StopSandbox {
+        uid: PodUid,
+    },
+    Pull {
+        uid: PodUid,
+        container: String,
+        attempt: u32,
+        image: String,
+    },
     /// Journals the attempt (where it is new), then creates it.
-    Create { uid: PodUid, container: String, attempt: NewAttempt },
-    Start { uid: PodUid, container: String, id: ContainerId },
+    Create {
+        uid: PodUid,
+        container: String,
+        attempt: NewAttempt,
+    },
+    Start {
+        uid: PodUid,
+        container: String,
+        id: ContainerId,
+    },
     /// Asks containers to end: each by its own stop signal.
-    Signal { uid: PodUid, targets: Vec<(String, ContainerId)> },
+    Signal {
+        uid: PodUid,
+        targets: Vec<(String, ContainerId)>,
+    },
     /// SIGKILL to everything in their cgroups.
-    Kill { uid: PodUid, targets: Vec<(String, ContainerId)> },
+    Kill {
+        uid: PodUid,
+        targets: Vec<(String, ContainerId)>,
+    },
     /// Journals an exit with its termination message; then its exit file may go.
-    RecordExit { uid: PodUid, container: String, number: u32, id: ContainerId, exit: ExitRecord },
+    RecordExit {
+        uid: PodUid,
+        container: String,
+        number: u32,
+        id: ContainerId,
+        exit: ExitRecord,
+    },
     /// Removes an old container with its log, layers and links.
-    RemoveContainer { uid: PodUid, container: String, number: u32, id: ContainerId },
+    RemoveContainer {
+        uid: PodUid,
+        container: String,
+        number: u32,
+        id: ContainerId,
+    },
     /// Of a pod that has finished: its volumes hold memory and mounts that nobody needs.
-    ReleaseVolumes { uid: PodUid },
+    ReleaseVolumes {
+        uid: PodUid,
+    },
     /// Journals the pod's own end.
-    Finish { uid: PodUid, finished: Finished },
+    Finish {
+        uid: PodUid,
+        finished: Finished,
+    },
     /// Removes all of the pod and journals that.
-    Remove { uid: PodUid },
+    Remove {
+        uid: PodUid,
+    },
 }
 
 /// The attempt to create, with all that its journal record says.
@@ -87,9 +142,8 @@ impl Action {
 
 impl fmt::Display for Action {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let names = |targets: &[(String, ContainerId)]| {
-            targets.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(",")
-        };
+        let names =
+            |targets: &[(String, ContainerId)]| targets.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(",");
         match self {
             Action::Admit { uid } => write!(f, "admit {uid}"),
             Action::End { uid, ending } => write!(f, "end {uid} {:?} grace={}s", ending.why, ending.grace),
@@ -126,24 +180,53 @@ impl fmt::Display for Action {
 pub enum Outcome {
     Done,
     /// Admit: when.
-    Admitted { at: i64 },
-    Sandbox { created_at: i64 },
-    Attached { addresses: Vec<IpAddr> },
+    Admitted {
+        at: i64,
+    },
+    Sandbox {
+        created_at: i64,
+    },
+    Attached {
+        addresses: Vec<IpAddr>,
+    },
     /// Listen: what the monitor says; None: there is no sandbox any more.
-    Heard { state: Option<Box<SandboxState>> },
+    Heard {
+        state: Option<Box<SandboxState>>,
+    },
     /// Inspect: every container of the dead sandbox that has ended.
-    Exits { exits: Vec<(ContainerId, ExitRecord)> },
+    Exits {
+        exits: Vec<(ContainerId, ExitRecord)>,
+    },
     /// Create: the image is not on this node; nothing was journalled.
     ImageMissing,
-    Created { image: String, at: i64 },
+    Created {
+        image: String,
+        at: i64,
+    },
     /// Create: journalled, then something failed that may work the next time.
-    NotCreated { image: String, at: i64, reason: FailReason, message: String },
+    NotCreated {
+        image: String,
+        at: i64,
+        reason: FailReason,
+        message: String,
+    },
     /// Create or Start: it will never run; its exit (StartError) is to be journalled.
-    NotStarted { image: String, at: i64, exit: ExitRecord },
-    Started { started_at: i64 },
+    NotStarted {
+        image: String,
+        at: i64,
+        exit: ExitRecord,
+    },
+    Started {
+        started_at: i64,
+    },
     /// RecordExit: the exit as journalled, message included.
-    Recorded { exit: ExitRecord },
-    Failed { reason: FailReason, message: String },
+    Recorded {
+        exit: ExitRecord,
+    },
+    Failed {
+        reason: FailReason,
+        message: String,
+    },
 }
 
 /// Kinds of failure, each with the kubelet's waiting reason.

@@ -1,5 +1,6 @@
 //! What the API server fills in before a kubelet sees a pod. Pure.
 //! kubernetes/pkg/apis/core/v1/defaults.go.
+#![deny(clippy::disallowed_methods)]
 
 use crate::api::pod::{
     Container, DnsPolicy, EmptyDirVolume, ImagePullPolicy, Pod, RestartPolicy, TerminationMessagePolicy, Volume,

@@ -4,6 +4,7 @@
 //! what was defined before, `$$` for `$`, an unknown name for itself. What a ConfigMap or Secret
 //! lacks is an error with the kubelet's words (CreateContainerConfigError) unless it is optional.
 //! kubernetes/pkg/kubelet/kubelet_pods.go, third_party/forked/golang/expansion.
+#![deny(clippy::disallowed_methods)]
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;

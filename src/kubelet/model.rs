@@ -20,8 +20,8 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::api::pod::Pod;
 pub use super::action::{Action, FailReason, NewAttempt, Outcome};
+use crate::api::pod::Pod;
 use crate::store::ids::{ContainerId, PodUid};
 use crate::store::records::ExitRecord;
 
@@ -218,10 +218,16 @@ pub enum ImageState {
     Unknown,
     Missing,
     /// `last`: why the pull before failed.
-    Pulling { last: Option<Failure> },
+    Pulling {
+        last: Option<Failure>,
+    },
     /// Pulled for this attempt (imagePullPolicy Always asks again for each).
-    Ready { attempt: u32 },
-    Failed { failure: Failure },
+    Ready {
+        attempt: u32,
+    },
+    Failed {
+        failure: Failure,
+    },
 }
 
 /// Why and since when a pod is being ended. Once set, it is never taken back.

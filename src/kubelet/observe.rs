@@ -139,7 +139,9 @@ pub fn reported(observed: &mut Observed, action: &Action, outcome: Outcome, now:
             settle(state, Step::Sandbox, outcome, now);
         }
         Action::Attach { .. } => {
-            if let (Outcome::Attached { addresses: got }, Sandbox::Up { attached, addresses, .. }) = (&outcome, &mut state.sandbox) {
+            if let (Outcome::Attached { addresses: got }, Sandbox::Up { attached, addresses, .. }) =
+                (&outcome, &mut state.sandbox)
+            {
                 *attached = true;
                 addresses.clone_from(got);
             }

@@ -85,7 +85,9 @@ mod tests {
 
     #[test]
     fn errors_name_the_place_and_not_the_secret() {
-        for (key, json) in [("other", "{}"), (".dockercfg", "[\"hunter2\"]"), (".dockerconfigjson", r#"{"auths":{"h":{"auth":"hunter2"}}}"#)] {
+        for (key, json) in
+            [("other", "{}"), (".dockercfg", "[\"hunter2\"]"), (".dockerconfigjson", r#"{"auths":{"h":{"auth":"hunter2"}}}"#)]
+        {
             let error = read(&data(key, json)).unwrap_err().to_string();
             assert!(!error.contains("hunter2"), "{error}");
         }

@@ -4,6 +4,7 @@
 //!
 //! Sources: kubelet's pkg/kubelet/cm/helpers_linux.go, pkg/kubelet/qos/policy.go and
 //! pkg/apis/core/v1/helper/qos, by behaviour.
+#![deny(clippy::disallowed_methods)]
 
 use crate::api::pod::{Container, Pod};
 use crate::api::quantity::Quantity;

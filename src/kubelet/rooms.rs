@@ -8,8 +8,8 @@ use std::path::PathBuf;
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, mpsc};
 
-use super::recover::Found;
 use super::qos::NodeCapacity;
+use super::recover::Found;
 use super::source::{self, DesiredPod};
 use crate::api::yaml;
 use crate::config::Config;
@@ -110,18 +110,14 @@ pub fn open(config: Config, events: Sender<RuntimeEvent>) -> Result<Start, OpenE
     )?;
     let sandboxes = runtime.recover()?;
     let cidrs = config.pod_cidrs.iter().map(|text| text.parse()).collect::<Result<Vec<_>, _>>()?;
-    let net_config =
-        NetConfig { instance: config.instance.clone(), cidrs, run: config.roots.run.clone(), mtu: config.mtu };
+    let net_config = NetConfig { instance: config.instance.clone(), cidrs, run: config.roots.run.clone(), mtu: config.mtu };
     let net = Net::open(net_config, Arc::clone(&effects))?;
     // A host without a bridge still runs hostNetwork pods; each other pod says why it cannot.
     if let Err(error) = net.ensure() {
         tracing::error!(error = %crate::obs::chain(&error), "the pods' network is not whole; it is tried again");
     }
-    let living: Vec<(String, PathBuf)> = sandboxes
-        .iter()
-        .filter(|s| s.alive)
-        .filter_map(|s| Some((s.uid.as_str().to_owned(), s.pins.net.clone()?)))
-        .collect();
+    let living: Vec<(String, PathBuf)> =
+        sandboxes.iter().filter(|s| s.alive).filter_map(|s| Some((s.uid.as_str().to_owned(), s.pins.net.clone()?))).collect();
     let attached = net
         .recover(&living)?
         .into_iter()

@@ -5,6 +5,7 @@
 //! One default differs, on purpose: a container that names no seccomp profile gets RuntimeDefault.
 //!
 //! Sources: kubelet's pkg/kubelet/kuberuntime/security_context*.go and pkg/securitycontext.
+#![deny(clippy::disallowed_methods)]
 
 use std::path::{Component, Path};
 

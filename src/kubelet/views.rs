@@ -57,14 +57,7 @@ pub fn pods(
     views
 }
 
-fn here(
-    roots: &Roots,
-    uid: &PodUid,
-    state: &PodState,
-    desired: &Desired,
-    source: Option<&DesiredPod>,
-    now: Now,
-) -> PodView {
+fn here(roots: &Roots, uid: &PodUid, state: &PodState, desired: &Desired, source: Option<&DesiredPod>, now: Now) -> PodView {
     let status = match state.pod.as_deref() {
         Some(pod) => render::pod_status(uid, pod, state, &desired.node, now),
         None => PodStatus {

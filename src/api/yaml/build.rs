@@ -1,5 +1,6 @@
 //! Parser events to a tree: anchors and aliases within a budget, `<<` merges, duplicate keys.
 //! The stack is a Vec, so nesting costs heap and is counted, never call stack.
+#![deny(clippy::disallowed_methods)]
 
 use std::collections::HashMap;
 

@@ -2,6 +2,7 @@
 //! value, a number is no string. A field that the type lacks is collected with its path and place.
 //!
 //! Recursion follows the target type and is bounded by the tree's depth.
+#![deny(clippy::disallowed_methods)]
 
 use std::cell::RefCell;
 use std::fmt::{self, Write as _};

@@ -1,5 +1,6 @@
 //! JSON to the same tree, line and column included; several objects may follow each other.
 //! RFC 8259, with its own scanner since YAML's takes no surrogate pairs.
+#![deny(clippy::disallowed_methods)]
 
 use super::build::{Fields, shown};
 use super::node::{Entry, Node, Value};

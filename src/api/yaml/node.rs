@@ -1,4 +1,5 @@
 //! The tree of one document: values with the place where each stands.
+#![deny(clippy::disallowed_methods)]
 
 use super::YamlError;
 

@@ -1,5 +1,6 @@
 //! Plain scalars by the YAML 1.1 rules of Go's yaml.v2, which Kubernetes has always used:
 //! `0644` and `0o644` are 420, `yes` is true, `08` is 8, `1_000` is 1000, a date is text.
+#![deny(clippy::disallowed_methods)]
 
 use super::node::Value;
 

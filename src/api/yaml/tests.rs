@@ -1,4 +1,5 @@
 //! The truth table was made by Go's sigs.k8s.io/yaml 1.6.0 (YAMLToJSON, YAMLToJSONStrict).
+#![deny(clippy::disallowed_methods)]
 
 use super::*;
 use proptest::prelude::*;

@@ -53,11 +53,9 @@ pub(super) fn start(rooms: &Rooms, job: &Job, uid: &PodUid, name: &str, id: &Con
     match rooms.runtime.start_container(uid, id) {
         Ok(started_at) => Ok(Outcome::Started { started_at }),
         Err(error) => match error.start_failure() {
-            Some((_, message)) => Ok(Outcome::NotStarted {
-                image: job.image_of(id),
-                at: 0,
-                exit: start_error(message.to_owned()),
-            }),
+            Some((_, message)) => {
+                Ok(Outcome::NotStarted { image: job.image_of(id), at: 0, exit: start_error(message.to_owned()) })
+            }
             None => {
                 tracing::debug!(pod = %uid, container = name, "start failed");
                 Err(Failed::new(FailReason::Create, &error))

@@ -31,13 +31,7 @@ use crate::volumes::model::{MountPlan, Propagation};
 /// What containerd gives a container that could not be started.
 const START_ERROR: i32 = 128;
 
-pub(super) fn create(
-    rooms: &Rooms,
-    job: &Job,
-    uid: &PodUid,
-    name: &str,
-    attempt: &NewAttempt,
-) -> Result<Outcome, Failed> {
+pub(super) fn create(rooms: &Rooms, job: &Job, uid: &PodUid, name: &str, attempt: &NewAttempt) -> Result<Outcome, Failed> {
     let pod = spec(job, uid)?;
     let container = find(pod, name)?;
     let image = match rooms.images.find(&container.image) {
@@ -196,11 +190,11 @@ impl Making<'_> {
 
     fn localhost_profile(&self, profile: &str) -> Result<oci_spec::runtime::LinuxSeccomp, Failed> {
         let path = self.rooms.config.roots.kubelet.join("seccomp").join(profile);
-        let missing = || Failed {
-            reason: FailReason::Create,
-            message: format!("seccomp profile {} is not on this node", path.display()),
-        };
-        let json = atomic::read_bounded(&path, seccomp::LARGEST_PROFILE).map_err(Failed::because(FailReason::Create))?.ok_or_else(missing)?;
+        let missing =
+            || Failed { reason: FailReason::Create, message: format!("seccomp profile {} is not on this node", path.display()) };
+        let json = atomic::read_bounded(&path, seccomp::LARGEST_PROFILE)
+            .map_err(Failed::because(FailReason::Create))?
+            .ok_or_else(missing)?;
         let (profile, left_out) = seccomp::parse(profile, &json).map_err(Failed::because(FailReason::Create))?;
         for word in left_out {
             tracing::warn!(pod = %self.job.full_name(), container = self.container.name, "seccomp profile: {word}");

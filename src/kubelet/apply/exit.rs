@@ -35,13 +35,8 @@ pub(super) fn record(
     if exit.message.is_empty() {
         exit.message = message(rooms, job, uid, container, number, &exit);
     }
-    let record = Record::Exit {
-        uid: uid.clone(),
-        name: container.to_owned(),
-        id: id.clone(),
-        exit: exit.clone(),
-        stamp: stamp(rooms),
-    };
+    let record =
+        Record::Exit { uid: uid.clone(), name: container.to_owned(), id: id.clone(), exit: exit.clone(), stamp: stamp(rooms) };
     journal(rooms, &record)?;
     // Journalled is what counts: a file that stays is told again at the next start, and known then.
     if let Err(error) = rooms.runtime.acknowledge_exit(uid, id) {

@@ -15,9 +15,14 @@ use crate::store::ids::PodUid;
 pub enum Verdict {
     Admit,
     /// Another pod has to be gone first.
-    Wait { message: String },
+    Wait {
+        message: String,
+    },
     /// `status.reason` and `status.message` of a Failed pod.
-    Reject { reason: &'static str, message: String },
+    Reject {
+        reason: &'static str,
+        message: String,
+    },
 }
 
 /// A verdict for each wanted pod that is not yet here, by namespace and name.
@@ -80,8 +85,9 @@ impl Taken {
             } else {
                 Verdict::Reject {
                     reason: "NodePorts",
-                    message: "Pod was rejected: Predicate NodePorts failed: node(s) didn't have free ports for the requested pod ports"
-                        .to_owned(),
+                    message:
+                        "Pod was rejected: Predicate NodePorts failed: node(s) didn't have free ports for the requested pod ports"
+                            .to_owned(),
                 }
             };
         }

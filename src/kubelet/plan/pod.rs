@@ -164,7 +164,13 @@ impl Turn<'_> {
             self.step(Step::Signal, Action::Signal { uid, targets: ask });
             return;
         }
-        if self.state.containers.values().flat_map(|c| &c.attempts).any(|a| a.lives() || a.exit().is_some() && !journalled(&a.phase)) {
+        if self
+            .state
+            .containers
+            .values()
+            .flat_map(|c| &c.attempts)
+            .any(|a| a.lives() || a.exit().is_some() && !journalled(&a.phase))
+        {
             return; // their ends are still to come
         }
         let never = self.state.pod.as_deref().is_some_and(|p| policy(p) == RestartPolicy::Never);
@@ -212,12 +218,8 @@ impl Turn<'_> {
     fn collect(&mut self) {
         for (name, container) in &self.state.containers {
             if let Some((number, id)) = container.stale.first() {
-                let action = Action::RemoveContainer {
-                    uid: self.uid.clone(),
-                    container: name.clone(),
-                    number: *number,
-                    id: id.clone(),
-                };
+                let action =
+                    Action::RemoveContainer { uid: self.uid.clone(), container: name.clone(), number: *number, id: id.clone() };
                 self.step(Step::Collect, action);
                 return;
             }
@@ -347,14 +349,9 @@ impl Turn<'_> {
                 self.act(Action::Start { uid, container: name, id: current.id.clone() });
                 return true;
             }
-            (Next::Create, Some(current)) => NewAttempt {
-                number: current.number,
-                id: current.id.clone(),
-                init,
-                sandbox,
-                backoff: current.backoff,
-                new: false,
-            },
+            (Next::Create, Some(current)) => {
+                NewAttempt { number: current.number, id: current.id.clone(), init, sandbox, backoff: current.backoff, new: false }
+            }
             (Next::Attempt { number, backoff, .. }, _) => {
                 NewAttempt { number, id: restart::attempt_id(&uid, &name, number, sandbox), init, sandbox, backoff, new: true }
             }

@@ -13,8 +13,8 @@ use crate::api::pod::{Container, ImagePullPolicy, Pod, RestartPolicy};
 use crate::api::status::PodStatus;
 use crate::kubelet::model::{Action, Desired, FailReason, Node, Now, Observed, Outcome, SECOND};
 use crate::kubelet::observe;
-use crate::kubelet::recover::{self, Found};
 use crate::kubelet::plan::{Plan, plan};
+use crate::kubelet::recover::{self, Found};
 use crate::kubelet::status::render;
 use crate::runtime::model::{ContainerPhase, ContainerState, Pins, RuntimeEvent, SandboxState};
 use crate::store::ids::{ContainerId, PodUid};
@@ -191,7 +191,8 @@ impl World {
 
     fn end_process(&mut self, uid: &PodUid, container: &str, mut exit: ExitRecord) -> Option<RuntimeEvent> {
         let sandbox = self.kernel.get_mut(uid)?;
-        let known = sandbox.containers.iter_mut().find(|c| c.name == container && !matches!(c.phase, ContainerPhase::Exited(_)))?;
+        let known =
+            sandbox.containers.iter_mut().find(|c| c.name == container && !matches!(c.phase, ContainerPhase::Exited(_)))?;
         if let ContainerPhase::Running { started_at, .. } = known.phase {
             exit.started_at = started_at;
         }
@@ -434,7 +435,11 @@ impl World {
             }
             Action::Remove { uid } => {
                 let live = self.kernel.get(uid).into_iter().flat_map(|s| &s.containers);
-                assert_eq!(live.filter(|c| matches!(c.phase, ContainerPhase::Running { .. })).count(), 0, "removed while it runs");
+                assert_eq!(
+                    live.filter(|c| matches!(c.phase, ContainerPhase::Running { .. })).count(),
+                    0,
+                    "removed while it runs"
+                );
                 self.kernel.remove(uid);
                 self.attached.remove(uid);
                 self.manifests.remove(uid);

@@ -9,12 +9,12 @@
 use std::net::IpAddr;
 
 use crate::api::pod::{Container, Pod};
-use crate::api::status::{ContainerState as ApiState, ContainerStatus, Ip, PodCondition, PodStatus, Running, Terminated, Waiting};
+use crate::api::status::{
+    ContainerState as ApiState, ContainerStatus, Ip, PodCondition, PodStatus, Running, Terminated, Waiting,
+};
 use crate::api::time::WallTime;
 use crate::images::reference;
-use crate::kubelet::model::{
-    AttemptState, ContainerState, ImageState, Node, Now, Phase, PodState, SECOND, Sandbox,
-};
+use crate::kubelet::model::{AttemptState, ContainerState, ImageState, Node, Now, Phase, PodState, SECOND, Sandbox};
 use crate::kubelet::plan::admit::Verdict;
 use crate::kubelet::plan::pod::policy;
 use crate::kubelet::plan::restart::{self, Next};
@@ -132,7 +132,8 @@ impl View<'_> {
                 if init && exit.code == 0 {
                     status.ready = true;
                 } else if let Some(waiting) = self.waits_to_restart(container, init, state, *boot) {
-                    status.last_state = std::mem::replace(&mut status.state, ApiState { waiting: Some(waiting), ..ApiState::default() });
+                    status.last_state =
+                        std::mem::replace(&mut status.state, ApiState { waiting: Some(waiting), ..ApiState::default() });
                 }
             }
         }
@@ -209,9 +210,8 @@ impl View<'_> {
         // Succeeded and Failed are the planner's words, once they are journalled. Until then the
         // kubelet's order: what was never started makes it Pending, what was started Running.
         let pending_init = init.iter().any(|s| s.state.terminated.is_none());
-        let begun = |s: &&ContainerStatus| {
-            s.state.running.is_some() || s.state.terminated.is_some() || s.last_state.terminated.is_some()
-        };
+        let begun =
+            |s: &&ContainerStatus| s.state.running.is_some() || s.state.terminated.is_some() || s.last_state.terminated.is_some();
         let begun = main.iter().filter(begun).count();
         if pending_init && begun == 0 || begun < main.len() { "Pending" } else { "Running" }
     }
@@ -235,9 +235,11 @@ impl View<'_> {
         };
 
         let incomplete: Vec<&str> = init.iter().filter(|s| !s.ready).map(|s| s.name.as_str()).collect();
-        let begun = main.iter().any(|s| s.state.running.is_some() || s.state.terminated.is_some() || s.last_state.terminated.is_some());
+        let begun =
+            main.iter().any(|s| s.state.running.is_some() || s.state.terminated.is_some() || s.last_state.terminated.is_some());
         let initialized = incomplete.is_empty() || begun;
-        let init_end = state.containers.values().filter(|c| c.init).filter_map(|c| c.current()?.exit()).map(|e| e.finished_at).max();
+        let init_end =
+            state.containers.values().filter(|c| c.init).filter_map(|c| c.current()?.exit()).map(|e| e.finished_at).max();
         let (reason, message) = match phase {
             "Succeeded" => ("PodCompleted", String::new()),
             _ if initialized => ("", String::new()),
