@@ -93,6 +93,10 @@ fn a_container_is_what_a_stock_node_makes_of_it() {
             let (stock, ours) = (facts::parse(&stock), facts::parse(&ours));
             // A script that told nothing compares equal with anything.
             assert!(stock.len() > 100 && ours.len() > 100, "{} {how}: {} and {} facts", case.name, stock.len(), ours.len());
+            for (who, facts) in [("stock", &stock), ("ours", &ours)] {
+                let calls = facts.keys().filter(|fact| fact.starts_with("calls/")).count();
+                assert!(calls > 70 || cfg!(not(target_arch = "x86_64")), "{} {how}: {calls} system calls of {who}", case.name);
+            }
             for (fact, difference) in facts::differences(&stock, &ours) {
                 let excused = |e: &Exception| fits(e.pods, case.name) && fits(e.fact, &fact) && difference.contains(e.difference);
                 match EXCEPTIONS.iter().position(excused) {
