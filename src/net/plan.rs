@@ -209,6 +209,8 @@ const ACCEPT_REDIRECTS_V4: &str = "net/ipv4/conf/all/accept_redirects";
 /// Of the bridge itself; they go when it goes. A pod is a stranger on this link: it announces no
 /// routers and redirects nobody.
 const BRIDGE_V4: [(&str, &str); 3] = [("send_redirects", "0"), ("accept_redirects", "0"), ("rp_filter", "1")];
+/// The IPv6 ones also where pods have no IPv6: the bridge is a link all the same, and a pod on it
+/// could announce itself as the host's router.
 const BRIDGE_V6: [(&str, &str); 5] =
     [("disable_ipv6", "0"), ("accept_dad", "0"), ("accept_ra", "0"), ("autoconf", "0"), ("accept_redirects", "0")];
 
@@ -217,9 +219,9 @@ pub fn sysctl_names(names: &Names, ipv6: bool, interfaces: &[String]) -> Vec<Str
     let bridge = &names.bridge;
     let mut all: Vec<String> = [FORWARD_V4, SEND_REDIRECTS_V4, ACCEPT_REDIRECTS_V4].iter().map(|n| n.to_string()).collect();
     all.extend(BRIDGE_V4.iter().map(|(name, _)| format!("net/ipv4/conf/{bridge}/{name}")));
+    all.extend(BRIDGE_V6.iter().map(|(name, _)| format!("net/ipv6/conf/{bridge}/{name}")));
     if ipv6 {
         all.push(FORWARD_V6.to_owned());
-        all.extend(BRIDGE_V6.iter().map(|(name, _)| format!("net/ipv6/conf/{bridge}/{name}")));
         for interface in interfaces.iter().filter(|i| *i != "all" && *i != bridge) {
             all.push(format!("net/ipv6/conf/{interface}/accept_ra"));
             all.push(format!("net/ipv6/conf/{interface}/forwarding"));
@@ -280,7 +282,8 @@ fn plan_sysctls(want: &Want, seen: &Seen, bridge_is_there: bool, actions: &mut V
         for (name, wanted) in BRIDGE_V4 {
             actions.extend(change(format!("net/ipv4/conf/{}/{name}", want.names.bridge), wanted, false));
         }
-        for (name, wanted) in BRIDGE_V6 {
+        let ipv6 = want.cidrs.iter().any(|c| !c.is_v4());
+        for (name, wanted) in BRIDGE_V6.into_iter().filter(|(name, _)| ipv6 || *name != "disable_ipv6") {
             actions.extend(change(format!("net/ipv6/conf/{}/{name}", want.names.bridge), wanted, false));
         }
     }

@@ -94,8 +94,9 @@ impl PodLink<'_> {
         })?;
         let alias = Some(lease.uid.as_str());
         let port = Some(plan::port(calls));
-        // An address of its own is for hosts with IPv6 only; kernels without refuse the word.
-        let change = Change { alias, port, up: true, no_ipv6_address: has_ipv6(self.cidrs), ..Change::default() };
+        // A kernel without IPv6 refuses the word.
+        let no_ipv6_address = std::path::Path::new("/proc/sys/net/ipv6").exists();
+        let change = Change { alias, port, up: true, no_ipv6_address, ..Change::default() };
         rtnl::change(socket, &name, link.index, &change).map_err(self.kernel("bring up the host's link of"))?;
         reached("net.attach.port", &lease.pod)?;
         rtnl::pin_mac(socket, link.index, mac).map_err(self.kernel("pin the link-layer address of"))?;
@@ -191,10 +192,6 @@ impl PodLink<'_> {
 /// The kernel looks after carriers once a second at the latest.
 const LINK_WATCH: Duration = Duration::from_secs(3);
 const MAKE: &str = "make the link of";
-
-fn has_ipv6(cidrs: &[Cidr]) -> bool {
-    cidrs.iter().any(|c| !c.is_v4())
-}
 
 /// Runs inside the pod's namespace: parameters, and a socket that stays there.
 fn prepare_namespace() -> io::Result<Result<Socket, NetlinkError>> {

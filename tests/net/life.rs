@@ -419,3 +419,21 @@ fn a_foreign_firewall_that_drops_forwarded_packets_is_named() {
     world.node.run(|| net.ensure().unwrap());
     assert_eq!(net.lacks(), []);
 }
+
+#[test]
+fn with_ipv4_only_pods_the_hosts_ipv6_stays_what_it_was_and_hears_no_pod() {
+    if !able() {
+        return;
+    }
+    let world = World::new();
+    let mut config = world.config();
+    config.cidrs.truncate(1);
+    let net = world.net_with(config);
+    let a = world.pod("a");
+    let got = world.attach(&net, "a", &a, &[]);
+    assert_eq!(got.addresses.len(), 1);
+    for (name, value) in [("all/forwarding", "0"), ("up0/accept_ra", "1"), (&format!("{BRIDGE}/accept_ra"), "0"), (&format!("{BRIDGE}/accept_redirects"), "0")] {
+        assert_eq!(world.node.sysctl(&format!("net/ipv6/conf/{name}")), value, "{name}");
+    }
+    assert!(!world.nft("list tables").contains("ip6"));
+}
