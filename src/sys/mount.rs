@@ -88,7 +88,7 @@ pub fn is_mount_point(path: &Path) -> io::Result<bool> {
     let mut stat: libc::statx = unsafe { std::mem::zeroed() };
     // SAFETY: the path is a C string and stat is writable for the length of the call.
     let r = unsafe { libc::statx(libc::AT_FDCWD, name.as_ptr(), libc::AT_SYMLINK_NOFOLLOW, 0, &raw mut stat) };
-    match check(i64::from(r)) {
+    match check(r.into()) {
         Ok(_) => Ok(stat.stx_attributes & libc::STATX_ATTR_MOUNT_ROOT as u64 != 0),
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(false),
         Err(e) => Err(e),
@@ -188,11 +188,12 @@ fn open_tree(dir: i32, path: &Path, flags: u32) -> io::Result<OwnedFd> {
     check(unsafe { libc::syscall(libc::SYS_open_tree, dir, path.as_ptr(), flags) }).and_then(owned)
 }
 
-fn check(result: i64) -> io::Result<i64> {
+// A c_long has 32 bits on armv7.
+fn check(result: libc::c_long) -> io::Result<libc::c_long> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
-fn owned(fd: i64) -> io::Result<OwnedFd> {
+fn owned(fd: libc::c_long) -> io::Result<OwnedFd> {
     let fd = i32::try_from(fd).map_err(io::Error::other)?;
     // SAFETY: the system call has just returned this descriptor and nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })

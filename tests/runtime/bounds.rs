@@ -163,3 +163,21 @@ fn our_own_program_cannot_be_overwritten_from_inside() {
     world.exit(1);
     assert!(fs::read(program).unwrap() == before);
 }
+
+#[test]
+fn a_user_of_its_own_can_open_its_streams_again_and_has_no_groups_of_ours() {
+    if !able() {
+        return;
+    }
+    let mut world = World::new();
+    world.run_sandbox(1);
+    let mut spec = world.container(1, 1, &["sh", "-c", "id -u; id -G; echo out > /dev/stdout; echo err > /dev/stderr"]);
+    let mut user = oci_spec::runtime::User::default();
+    user.set_uid(1000).set_gid(1000);
+    spec.oci.process_mut().as_mut().unwrap().set_user(user);
+    world.start(&spec);
+    assert_eq!(world.exit(1).code, 0, "{:?}", world.lines(1));
+    let mut lines = world.lines(1);
+    lines.sort();
+    assert_eq!(lines, ["stderr F err", "stdout F 1000", "stdout F 1000", "stdout F out"]);
+}

@@ -230,6 +230,17 @@ fn attach_shares_streams_and_a_slow_reader_is_dropped() {
     let slow = world.runtime().attach(&uid(1), &id(1)).unwrap();
     let other = world.runtime().attach(&uid(1), &id(1)).unwrap();
     assert!(slow.stdin.is_some() && other.stdin.is_none());
+    // Clients that come and go while the container is silent cost nothing that stays.
+    let monitor = world.runtime().sandbox(&uid(1)).unwrap().unwrap().monitor;
+    let fds = || fs::read_dir(format!("/proc/{monitor}/fd")).unwrap().count();
+    let before = fds();
+    for _ in 0..200 {
+        match world.runtime().attach(&uid(1), &id(1)) {
+            Ok(attached) => drop(attached),
+            Err(e) => assert!(e.to_string().contains("too many clients"), "{e:?}"),
+        }
+    }
+    wait_until("the monitor has let go of them", || fds() <= before);
     let mut stdin = File::from(slow.stdin.unwrap());
     stdin.write_all(b"one\ntwo\n").unwrap();
     let mut seen = [0; 16];

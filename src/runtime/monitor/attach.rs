@@ -7,6 +7,7 @@
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::sys::process;
 
@@ -14,11 +15,32 @@ use crate::sys::process;
 #[derive(Debug, Default)]
 pub struct Tees(Vec<OwnedFd>);
 
+/// Clients of one stream at a time.
+const MAX_TEES: usize = 32;
+
 impl Tees {
-    pub fn add(&mut self, to: OwnedFd) -> std::io::Result<()> {
+    /// False where there are too many already.
+    pub fn add(&mut self, to: OwnedFd) -> std::io::Result<bool> {
+        if self.0.len() >= MAX_TEES {
+            return Ok(false);
+        }
         process::set_nonblocking(to.as_fd())?;
         self.0.push(to);
-        Ok(())
+        Ok(true)
+    }
+
+    /// To be polled for errors: the only word of a client that goes while the container is silent.
+    pub fn iter(&self) -> impl Iterator<Item = &OwnedFd> {
+        self.0.iter()
+    }
+
+    /// Lets go of clients that have gone.
+    pub fn prune(&mut self) {
+        self.0.retain(|to| {
+            let mut fds = [PollFd::new(to.as_fd(), PollFlags::empty())];
+            // Nothing to tell, or interrupted: looked at again by the next poll.
+            !matches!(poll(&mut fds, PollTimeout::ZERO), Ok(1..))
+        });
     }
 
     pub fn is_empty(&self) -> bool {

@@ -72,6 +72,7 @@ enum Source {
     Peer(PeerId),
     Report(usize),
     Stream(usize, usize),
+    Tee(usize, usize),
     Stdin(usize),
 }
 
@@ -174,6 +175,9 @@ impl Monitor {
                 if let Some(fd) = &stream.fd {
                     add(Source::Stream(n, s), fd.as_fd(), PollFlags::POLLIN);
                 }
+                for tee in stream.tees.iter() {
+                    add(Source::Tee(n, s), tee.as_fd(), PollFlags::empty());
+                }
             }
             let stdin = &container.stdin;
             if let (Some(from), true) = (&stdin.from, stdin.wants_to_read()) {
@@ -219,6 +223,11 @@ impl Monitor {
             Source::Stream(n, s) => {
                 if let Some(container) = self.containers.get_mut(n) {
                     container.pump(s, &mut self.buffer, &mut self.lines);
+                }
+            }
+            Source::Tee(n, s) => {
+                if let Some(stream) = self.containers.get_mut(n).and_then(|c| c.streams.get_mut(s)) {
+                    stream.tees.prune();
                 }
             }
             Source::Stdin(n) => {
@@ -437,7 +446,9 @@ impl Monitor {
             }
         }
         for (stream, to) in container.streams.iter_mut().zip(fds) {
-            stream.tees.add(to).map_err(io)?;
+            if !stream.tees.add(to).map_err(io)? {
+                return Err(Failure::new(Kind::Io, "too many clients are attached to the container"));
+            }
         }
         Ok(())
     }
