@@ -85,7 +85,13 @@ fn flags_of_one_verb_never_share_a_letter_or_name() {
         let flags: Vec<_> = args::flags(verb).collect();
         for (n, a) in flags.iter().enumerate() {
             for b in &flags[..n] {
-                assert!(a.long != b.long && (a.short.is_none() || a.short != b.short), "{}: --{} and --{}", verb.name, a.long, b.long);
+                assert!(
+                    a.long != b.long && (a.short.is_none() || a.short != b.short),
+                    "{}: --{} and --{}",
+                    verb.name,
+                    a.long,
+                    b.long
+                );
             }
         }
     }
@@ -121,19 +127,19 @@ fn exit_codes_and_where_what_is_said() {
         assert_eq!(output.status.code(), Some(*code), "{args:?}: {err}");
         assert!(err.contains(said), "{args:?}: {err}");
         assert!(err.lines().count() <= 1, "an error is one line: {err}");
-        assert_eq!(output.stdout.is_empty(), *code != 0 || args[0] == "stop-all", "{args:?}: results go to stdout, talk to stderr");
+        assert_eq!(
+            output.stdout.is_empty(),
+            *code != 0 || args[0] == "stop-all",
+            "{args:?}: results go to stdout, talk to stderr"
+        );
     }
     assert_eq!(std::fs::read_dir(root).unwrap().count(), 0, "a question makes nothing");
 }
 
 #[test]
 fn a_closed_stdout_is_no_error_message() {
-    let mut child = Command::new(env!("CARGO_BIN_EXE_coracle"))
-        .arg("help")
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut child =
+        Command::new(env!("CARGO_BIN_EXE_coracle")).arg("help").stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     drop(child.stdout.take());
     let output = child.wait_with_output().unwrap();
     assert!(matches!(output.status.code(), Some(141 | 0)), "{:?}", output.status);
@@ -146,7 +152,9 @@ fn check_answers_for_programs_and_its_exit_code_is_its_answer() {
     let value: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     let findings = value["findings"].as_array().unwrap();
     let names: Vec<&str> = findings.iter().map(|f| f["name"].as_str().unwrap()).collect();
-    for name in ["kernel", "cgroups", "overlay", "bridge", "veth", "nftables", "masquerade IPv4", "nft_fib IPv4", "IPv6", "seccomp"] {
+    for name in
+        ["kernel", "cgroups", "overlay", "bridge", "veth", "nftables", "masquerade IPv4", "nft_fib IPv4", "IPv6", "seccomp"]
+    {
         assert!(names.contains(&name), "{names:?}");
     }
     let missing = findings.iter().any(|f| f["state"] == "missing");

@@ -45,9 +45,10 @@ fn status(pod: &Value) -> &Value {
 #[test]
 fn nothing_is_lost_and_nothing_happens_twice_while_the_agent_is_killed_again_and_again() {
     let kills: usize = std::env::var("CORACLE_KILLS").ok().and_then(|t| t.parse().ok()).unwrap_or(60);
-    let seed = std::env::var("CORACLE_SEED").ok().and_then(|t| t.parse().ok()).unwrap_or_else(|| {
-        SystemTime::now().duration_since(UNIX_EPOCH).unwrap().subsec_nanos().into()
-    });
+    let seed = std::env::var("CORACLE_SEED")
+        .ok()
+        .and_then(|t| t.parse().ok())
+        .unwrap_or_else(|| SystemTime::now().duration_since(UNIX_EPOCH).unwrap().subsec_nanos().into());
     println!("seed {seed}, {kills} kills");
     let mut random = Random(seed);
     let mut host = Host::new("ckill", &[]);
@@ -68,7 +69,9 @@ fn nothing_is_lost_and_nothing_happens_twice_while_the_agent_is_killed_again_and
         let script = "i=0; while :; do echo line $i; i=$((i+1)); usleep 4000; done";
         host.put(&format!("chatty{n}"), &manifest(&format!("chatty{n}"), "Always", script, &data_text));
     }
-    host.until("the stable and chatty pods run", 60, || host.pods().iter().filter(|p| p["status"]["phase"] == "Running").count() == STABLE + CHATTY);
+    host.until("the stable and chatty pods run", 60, || {
+        host.pods().iter().filter(|p| p["status"]["phase"] == "Running").count() == STABLE + CHATTY
+    });
     let ids: BTreeMap<String, String> = host
         .pods()
         .iter()
@@ -145,7 +148,8 @@ fn nothing_is_lost_and_nothing_happens_twice_while_the_agent_is_killed_again_and
     assert!(execs_good > 0 && execs_wrong.is_empty(), "execs ended wrongly: {execs_wrong:?}");
     assert!(imports_good > 0, "no import ever got through");
 
-    let pods: BTreeMap<String, Value> = host.pods().into_iter().map(|p| (p["metadata"]["name"].as_str().unwrap().to_owned(), p)).collect();
+    let pods: BTreeMap<String, Value> =
+        host.pods().into_iter().map(|p| (p["metadata"]["name"].as_str().unwrap().to_owned(), p)).collect();
     assert_eq!(pods.len(), STABLE + CRASHING + JOBS + CHATTY, "pods were lost");
     for (name, id) in &ids {
         assert_eq!(status(&pods[name])["containerID"], id.as_str(), "{name} is another container");
@@ -165,7 +169,8 @@ fn nothing_is_lost_and_nothing_happens_twice_while_the_agent_is_killed_again_and
         let runs = fs::read_to_string(data.join(&name)).unwrap().lines().count() as u64;
         let count = status(&pod)["restartCount"].as_u64().unwrap();
         assert!(runs == count + 1 || runs == count || runs == count + 2, "{name} ran {runs} times, restartCount {count}");
-        let last = if status(&pod)["state"]["terminated"].is_object() { &status(&pod)["state"] } else { &status(&pod)["lastState"] };
+        let last =
+            if status(&pod)["state"]["terminated"].is_object() { &status(&pod)["state"] } else { &status(&pod)["lastState"] };
         assert_eq!(last["terminated"]["exitCode"], 3, "{name}: {}", pod["status"]);
     }
     for n in 0..CHATTY {
@@ -188,7 +193,10 @@ fn nothing_is_lost_and_nothing_happens_twice_while_the_agent_is_killed_again_and
         .into_iter()
         .filter(|l| !l.contains(" agent --manifests") && !l.starts_with("nft ") && !l.ends_with("0") && !l.contains("/root/run "))
         .collect();
-    assert!(agent_only.iter().all(|l| l.starts_with("cgroup ") && !l.contains("/pod")), "left over after deleting every pod: {agent_only:#?}");
+    assert!(
+        agent_only.iter().all(|l| l.starts_with("cgroup ") && !l.contains("/pod")),
+        "left over after deleting every pod: {agent_only:#?}"
+    );
     let fds = fs::read_dir(format!("/proc/{}/fd", host.agent.as_ref().unwrap().id())).unwrap().count();
     assert!(fds < 60, "the agent holds {fds} fds with no pod left");
     host.ask(&["stop-all"]);

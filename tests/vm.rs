@@ -28,7 +28,8 @@ fn a_machine_with_systemd_restarts_upgrades_reboots_and_uninstalls() {
         let unit = unit.unwrap();
         fs::copy(unit.path(), folder.path().join(unit.file_name())).unwrap();
     }
-    let output = Command::new(top.join("tests/vm/boot")).arg(&images).arg(folder.path()).arg("900").stdin(Stdio::null()).output().unwrap();
+    let output =
+        Command::new(top.join("tests/vm/boot")).arg(&images).arg(folder.path()).arg("900").stdin(Stdio::null()).output().unwrap();
     let console = String::from_utf8_lossy(&output.stdout).replace('\r', "");
     let (mut good, mut bad) = (0, Vec::new());
     for line in console.lines() {
@@ -42,5 +43,9 @@ fn a_machine_with_systemd_restarts_upgrades_reboots_and_uninstalls() {
     println!("virtual machine: {good} checks passed, {} failed", bad.len());
     let tail: String = console.lines().rev().take(60).collect::<Vec<_>>().into_iter().rev().collect::<Vec<_>>().join("\n");
     assert!(bad.is_empty(), "in the guest:\n{}\nconsole:\n{tail}", bad.join("\n"));
-    assert!(good >= CHECKS, "the guest printed only {good} of {CHECKS} checks; {}\nconsole:\n{tail}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        good >= CHECKS,
+        "the guest printed only {good} of {CHECKS} checks; {}\nconsole:\n{tail}",
+        String::from_utf8_lossy(&output.stderr)
+    );
 }

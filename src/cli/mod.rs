@@ -3,6 +3,7 @@
 //! A verb is a `const VERB: Verb` in its file and a line in [`VERBS`]: name, flags, examples and
 //! body. The parser and the help read nothing else.
 
+mod agent;
 pub mod args;
 mod check;
 mod client;
@@ -14,16 +15,15 @@ mod images;
 mod info;
 mod inspect;
 mod logs;
+mod monitor;
+mod net;
+mod pod;
 mod pod_row;
 mod pods;
 mod runtime;
-mod monitor;
 mod stop_all;
-mod net;
 mod table;
 mod uninstall;
-mod agent;
-mod pod;
 mod unpack;
 mod version;
 

@@ -24,10 +24,13 @@ const POD_CIDR: Flag = Flag {
     value: Some("CIDR"),
     help: "range of pods' addresses; twice for both families (default: 10.88.0.0/16 and fd88:88::/64)",
 };
-const MTU: Flag = Flag { long: "mtu", short: None, value: Some("BYTES"), help: "MTU of bridge and pods (default: the uplinks' smallest)" };
+const MTU: Flag =
+    Flag { long: "mtu", short: None, value: Some("BYTES"), help: "MTU of bridge and pods (default: the uplinks' smallest)" };
 const UID: Flag = Flag { long: "uid", short: None, value: Some("UID"), help: "the pod's uid: the name of its lease" };
-const POD: Flag = Flag { long: "pod", short: None, value: Some("NS/NAME"), help: "the pod's name in messages (default: its uid)" };
-const NETNS: Flag = Flag { long: "netns", short: None, value: Some("FILE"), help: "a file that the pod's network namespace is mounted on" };
+const POD: Flag =
+    Flag { long: "pod", short: None, value: Some("NS/NAME"), help: "the pod's name in messages (default: its uid)" };
+const NETNS: Flag =
+    Flag { long: "netns", short: None, value: Some("FILE"), help: "a file that the pod's network namespace is mounted on" };
 const HOST_PORT: Flag = Flag {
     long: "host-port",
     short: None,
@@ -84,7 +87,8 @@ fn open(given: &Given) -> Result<(Net, StoreLock), CliError> {
     // As the agent does: what is journalled here must be there when it starts.
     runtime::mount_run(&config.roots.run).map_err(|e| CliError::because("mount the run directory", e))?;
     let boot_id = clock::boot_id().map_err(|e| CliError::because("read the boot's id", e))?;
-    let (effects, _) = Effects::open(&config.roots.run, &boot_id).map_err(|e| CliError::because("open the effects journal", e))?;
+    let (effects, _) =
+        Effects::open(&config.roots.run, &boot_id).map_err(|e| CliError::because("open the effects journal", e))?;
     let mtu = given.parse(&MTU, "a number")?;
     let net = NetConfig { instance: config.instance, cidrs, run: config.roots.run, mtu };
     Ok((Net::open(net, Arc::new(effects)).map_err(failed)?, lock))
@@ -139,7 +143,8 @@ fn check(given: &Given) -> Result<Exit, CliError> {
     let lacks = net.lacks();
     if let Some((uid, netns)) = living {
         let attachment = net.attachment(&uid, &netns).map_err(failed)?;
-        let attachment = attachment.ok_or_else(|| CliError::NotFound(format!("the network of {uid} is not whole; `coracle net add` makes it so")))?;
+        let attachment = attachment
+            .ok_or_else(|| CliError::NotFound(format!("the network of {uid} is not whole; `coracle net add` makes it so")))?;
         return print_attachment(given, &attachment);
     }
     super::print(&match given.output()? {
@@ -161,7 +166,9 @@ fn check(given: &Given) -> Result<Exit, CliError> {
 /// `[IP:]PORT:POD_PORT[/PROTOCOL]`, as docker's and podman's --publish.
 fn host_port(text: &str) -> Result<HostPort, CliError> {
     parse_host_port(text).ok_or_else(|| {
-        CliError::Usage(format!("--host-port \"{text}\": expected [IP:]PORT:POD_PORT[/tcp|udp|sctp], for example 192.0.2.1:8080:80/tcp"))
+        CliError::Usage(format!(
+            "--host-port \"{text}\": expected [IP:]PORT:POD_PORT[/tcp|udp|sctp], for example 192.0.2.1:8080:80/tcp"
+        ))
     })
 }
 

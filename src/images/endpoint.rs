@@ -295,7 +295,9 @@ mod tests {
         assert_eq!(urls("x.io/a", &config).len(), 1);
         let all = RegistryConfig { mirrors: [("*".to_owned(), mirror)].into(), ..RegistryConfig::default() };
         assert_eq!(urls("x.io/a", &all).len(), 3);
-        for (url, rewritten) in [("m.io", "a"), ("https://m.io\n/x", "a"), ("https://m.io", "b?c"), ("https://m.io", "b c"), ("https://m.io", "")] {
+        for (url, rewritten) in
+            [("m.io", "a"), ("https://m.io\n/x", "a"), ("https://m.io", "b?c"), ("https://m.io", "b c"), ("https://m.io", "")]
+        {
             let bad = Mirror { endpoint: vec![url.into()], rewrite: [("a".to_owned(), rewritten.to_owned())].into() };
             let bad = RegistryConfig { mirrors: [("x.io".to_owned(), bad)].into(), ..RegistryConfig::default() };
             assert!(endpoints(&normalize("x.io/a").unwrap(), &bad).is_err(), "{url} {rewritten}");

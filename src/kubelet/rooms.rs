@@ -100,11 +100,7 @@ pub fn open(config: Config, events: Sender<RuntimeEvent>) -> Result<Start, OpenE
         tracing::warn!(what = lack.what, effect = lack.effect, cure = lack.cure, "cgroups: this host withholds something");
     }
     let runtime = Runtime::open(
-        RuntimeConfig {
-            run: config.roots.run.clone(),
-            cgroups: cgroups.clone(),
-            cgroup_parent: config.cgroup_parent.clone(),
-        },
+        RuntimeConfig { run: config.roots.run.clone(), cgroups: cgroups.clone(), cgroup_parent: config.cgroup_parent.clone() },
         Arc::clone(&effects),
         events,
     )?;
@@ -134,7 +130,8 @@ pub fn open(config: Config, events: Sender<RuntimeEvent>) -> Result<Start, OpenE
         pod_pids_limit: config.pod_pids_limit,
     };
     let found = Found { store: state, sandboxes, attached, manifests, boot: boot_id.clone() };
-    let rooms = Rooms { config, boot_id, store: Arc::new(store), runtime, cgroups, net, images, volumes, host, capacity, node_ips };
+    let rooms =
+        Rooms { config, boot_id, store: Arc::new(store), runtime, cgroups, net, images, volumes, host, capacity, node_ips };
     Ok(Start { rooms, found, known })
 }
 

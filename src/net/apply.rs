@@ -90,7 +90,9 @@ fn set_pod_mtu(path: &Path, mtu: u32) -> Result<(), NetError> {
     let netns = netns::open(path).map_err(io)?;
     let mut socket = netns::within(&netns, rtnl::open).map_err(io)?.map_err(kernel)?;
     match rtnl::link(&mut socket, POD_LINK).map_err(kernel)? {
-        Some(link) => rtnl::change(&mut socket, POD_LINK, link.index, &Change { mtu: Some(mtu), ..Change::default() }).map_err(kernel),
+        Some(link) => {
+            rtnl::change(&mut socket, POD_LINK, link.index, &Change { mtu: Some(mtu), ..Change::default() }).map_err(kernel)
+        }
         None => Ok(()),
     }
 }

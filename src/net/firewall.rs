@@ -32,7 +32,8 @@ pub struct Table {
 
 impl Table {
     pub fn all(names: &Names, cidrs: &[Cidr]) -> Vec<Table> {
-        let layout = |cidr: &Cidr| Layout { table: names.table.clone(), bridge: names.bridge.clone(), cidr: *cidr, host_ports: true };
+        let layout =
+            |cidr: &Cidr| Layout { table: names.table.clone(), bridge: names.bridge.clone(), cidr: *cidr, host_ports: true };
         cidrs.iter().map(|c| Table { layout: layout(c), possible: true, was_whole: false }).collect()
     }
     pub fn serves_host_ports(&self) -> bool {
@@ -110,13 +111,21 @@ impl Inner {
                     reached("net.table.install", family)?;
                     journal(self.effects.done(&effect))?;
                     match table.was_whole {
-                        true => tracing::warn!(family, table = table.layout.table, "somebody changed or removed our nftables table: restored"),
+                        true => tracing::warn!(
+                            family,
+                            table = table.layout.table,
+                            "somebody changed or removed our nftables table: restored"
+                        ),
                         false => tracing::info!(family, table = table.layout.table, "installed our nftables table"),
                     }
                     break;
                 }
                 Err(Refusal::Failure(source)) => {
-                    return Err(NetError::Kernel { operation: "install the nftables table", object: format!("{family} {}", table.layout.table), source });
+                    return Err(NetError::Kernel {
+                        operation: "install the nftables table",
+                        object: format!("{family} {}", table.layout.table),
+                        source,
+                    });
                 }
                 Err(Refusal::Lack(lack)) => {
                     journal(self.effects.undone(&effect))?;
@@ -217,7 +226,11 @@ impl Inner {
                     at.map_or(Ok(()), |at| self.ensure_table(at))?;
                 }
                 Err(refused) => {
-                    return Err(NetError::Kernel { operation: what, object: format!("of pod {}", lease.pod), source: refused.error });
+                    return Err(NetError::Kernel {
+                        operation: what,
+                        object: format!("of pod {}", lease.pod),
+                        source: refused.error,
+                    });
                 }
             }
         }
@@ -243,7 +256,11 @@ impl Inner {
                     note_lack(&mut self.state().lacks, lack);
                 }
                 Err(source) => {
-                    return Err(NetError::Kernel { operation: "forget the flows of", object: format!("pod {}", lease.pod), source });
+                    return Err(NetError::Kernel {
+                        operation: "forget the flows of",
+                        object: format!("pod {}", lease.pod),
+                        source,
+                    });
                 }
             }
         }

@@ -16,10 +16,7 @@ use crate::sys::{conntrack, netns, nftables, rtnl};
 /// The words for a feature that is not there.
 pub fn lack(feature: Feature, said: String) -> Lack {
     let (consequence, cure) = match feature {
-        Feature::Bridge => (
-            "only pods with hostNetwork can run",
-            "modprobe bridge, or build the kernel with CONFIG_BRIDGE",
-        ),
+        Feature::Bridge => ("only pods with hostNetwork can run", "modprobe bridge, or build the kernel with CONFIG_BRIDGE"),
         Feature::Veth => ("only pods with hostNetwork can run", "modprobe veth, or build the kernel with CONFIG_VETH"),
         Feature::Ipv6 => (
             "pods get no IPv6 address",
@@ -72,7 +69,14 @@ fn probe_inside(ipv6: bool) -> io::Result<Vec<Lack>> {
     }
     let own = std::fs::File::open("/proc/thread-self/ns/net")?;
     let fd = std::os::fd::AsFd::as_fd(&own);
-    let pair = rtnl::Veth { name: "probe1", master: 0, mtu: 1500, peer_netns: fd, peer_name: "probe2", peer_mac: [0x0a, 0x58, 0, 0, 0, 2] };
+    let pair = rtnl::Veth {
+        name: "probe1",
+        master: 0,
+        mtu: 1500,
+        peer_netns: fd,
+        peer_name: "probe2",
+        peer_mac: [0x0a, 0x58, 0, 0, 0, 2],
+    };
     if let Err(e) = rtnl::create_veth(&mut route, &pair) {
         lacks.push(lack(Feature::Veth, words(&e)));
     }

@@ -150,7 +150,13 @@ mod tests {
     use super::*;
 
     fn lease(uid: &str) -> Lease {
-        Lease { uid: uid.into(), pod: "a/b".into(), netns: "/x".into(), addresses: vec!["10.0.0.2".parse().unwrap()], host_ports: vec![] }
+        Lease {
+            uid: uid.into(),
+            pod: "a/b".into(),
+            netns: "/x".into(),
+            addresses: vec!["10.0.0.2".parse().unwrap()],
+            host_ports: vec![],
+        }
     }
 
     #[test]

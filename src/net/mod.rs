@@ -38,11 +38,11 @@ use crate::store::effects::Effects;
 use crate::sys::{clock, rtnl};
 use apply::reached;
 use ipam::Ipam;
+pub use lacks::probe;
 use leases::{Lease, Leases};
 use model::{AttachRequest, Attachment, Cidr, Feature, Lack, NetConfig, NetError};
 use plan::{Holding, Names};
 use pod::PodLink;
-pub use lacks::probe;
 pub use watch::Watch;
 
 /// The front door; cheap to clone, every call may come from any thread.
@@ -231,7 +231,8 @@ impl Inner {
         plan::check_host_ports(&request.uid, &request.pod, &request.host_ports, held, &self.cidrs)?;
         if let Some(port) = request.host_ports.first()
             && state.tables.iter().all(|t| !t.serves_host_ports())
-            && let Some(lack) = state.lacks.values().find(|l| (Feature::NfTables..=Feature::FibIpv6).contains(&l.feature)).cloned()
+            && let Some(lack) =
+                state.lacks.values().find(|l| (Feature::NfTables..=Feature::FibIpv6).contains(&l.feature)).cloned()
         {
             return Err(NetError::HostPortLack { pod: request.pod.clone(), port: port.clone(), lack });
         }

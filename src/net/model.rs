@@ -187,7 +187,9 @@ pub enum NetError {
         "hostPort {port} of pod {pod}: its hostIP is of a family in which pods have no address: use an address of the other family, or give --pod-cidr for both"
     )]
     HostPortFamily { pod: String, port: HostPort },
-    #[error("hostPort {port} of pod {pod}: a pod cannot be reached by the node's loopback address (that takes route_localnet, CVE-2020-8558): use an address of the node, or hostNetwork")]
+    #[error(
+        "hostPort {port} of pod {pod}: a pod cannot be reached by the node's loopback address (that takes route_localnet, CVE-2020-8558): use an address of the node, or hostNetwork"
+    )]
     HostPortLoopback { pod: String, port: HostPort },
     #[error("hostPort {port} of pod {pod}: port 0 is none: use 1 to 65535 for hostPort and containerPort")]
     HostPortZero { pod: String, port: HostPort },

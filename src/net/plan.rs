@@ -105,16 +105,49 @@ pub struct Seen {
 /// One step; each may be repeated.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
-    CreateBridge { mac: Mac, mtu: u32 },
-    SetBridge { index: u32, mtu: Option<u32>, mac: Option<Mac> },
-    AddAddress { index: u32, ip: IpAddr, prefix: u8 },
-    DeleteAddress { index: u32, ip: IpAddr, prefix: u8 },
+    CreateBridge {
+        mac: Mac,
+        mtu: u32,
+    },
+    SetBridge {
+        index: u32,
+        mtu: Option<u32>,
+        mac: Option<Mac>,
+    },
+    AddAddress {
+        index: u32,
+        ip: IpAddr,
+        prefix: u8,
+    },
+    DeleteAddress {
+        index: u32,
+        ip: IpAddr,
+        prefix: u8,
+    },
     /// `was` is journalled first, so that it can be put back; None: the parameter goes with the bridge.
-    Sysctl { name: String, value: &'static str, was: Option<String> },
+    Sysctl {
+        name: String,
+        value: &'static str,
+        was: Option<String>,
+    },
     /// `adopt`: make it a port of that bridge and pin its pod's link-layer address.
-    SetPort { uid: String, link: String, index: u32, adopt: Option<(u32, Mac)>, port: Port, mtu: Option<u32> },
-    SetNeighbour { index: u32, ip: IpAddr, mac: Mac },
-    DeleteNeighbour { index: u32, ip: IpAddr },
+    SetPort {
+        uid: String,
+        link: String,
+        index: u32,
+        adopt: Option<(u32, Mac)>,
+        port: Port,
+        mtu: Option<u32>,
+    },
+    SetNeighbour {
+        index: u32,
+        ip: IpAddr,
+        mac: Mac,
+    },
+    DeleteNeighbour {
+        index: u32,
+        ip: IpAddr,
+    },
 }
 
 /// The port settings that pods' links have.
@@ -322,7 +355,9 @@ fn overlap(a: &HostPort, b: &HostPort) -> bool {
     let wild = |ip: Option<IpAddr>| ip.is_none_or(|ip| ip.is_unspecified());
     let of_family = |p: &HostPort, v4: bool| p.host_ip.is_none_or(|ip| ip.is_ipv4() == v4);
     let meet = [true, false].into_iter().any(|v4| of_family(a, v4) && of_family(b, v4));
-    (a.protocol, a.host_port) == (b.protocol, b.host_port) && meet && (wild(a.host_ip) || wild(b.host_ip) || a.host_ip == b.host_ip)
+    (a.protocol, a.host_port) == (b.protocol, b.host_port)
+        && meet
+        && (wild(a.host_ip) || wild(b.host_ip) || a.host_ip == b.host_ip)
 }
 
 /// Refuses what another pod (or the same one, twice) holds, and what cannot work on this node.
@@ -458,7 +493,9 @@ mod tests {
         let actions = plan(&want(), &fresh_host()).unwrap();
         let set: Vec<_> = actions
             .iter()
-            .filter_map(|a| if let Action::Sysctl { name, value, was } = a { Some((name.as_str(), *value, was.as_deref())) } else { None })
+            .filter_map(|a| {
+                if let Action::Sysctl { name, value, was } = a { Some((name.as_str(), *value, was.as_deref())) } else { None }
+            })
             .collect();
         assert_eq!(
             set,
@@ -504,9 +541,12 @@ mod tests {
         let names = Names::new("coracle").unwrap();
         let name = names.veth("uid-1");
         assert_eq!(name.len(), 15);
-        let link = |name: &str, alias: &str| Link { name: name.into(), kind: "veth".into(), alias: alias.into(), ..Link::default() };
+        let link =
+            |name: &str, alias: &str| Link { name: name.into(), kind: "veth".into(), alias: alias.into(), ..Link::default() };
         assert!(names.is_veth(&link(&name, "uid-1")));
-        assert!(!names.is_veth(&link(&name, "uid-2")) && !names.is_veth(&link("veth0", "uid-1")) && !names.is_veth(&link(&name, "")));
+        assert!(
+            !names.is_veth(&link(&name, "uid-2")) && !names.is_veth(&link("veth0", "uid-1")) && !names.is_veth(&link(&name, ""))
+        );
         assert!(!Names::new("other").unwrap().is_veth(&link(&name, "uid-1")));
         for bad in ["", "0abc", "waytoolongnameforit", "a b", "A", "a/b"] {
             assert!(Names::new(bad).is_err(), "{bad}");

@@ -112,9 +112,8 @@ impl Inner {
 
         let bridge = Effect::Link { name: self.names.bridge.clone() };
         let journalled = journal(self.effects.standing())?.iter().any(|s| s.effect == bridge);
-        let ours = |l: &rtnl::Link| {
-            l.kind == "bridge" && (l.alias == self.names.bridge_alias || (l.alias.is_empty() && journalled))
-        };
+        let ours =
+            |l: &rtnl::Link| l.kind == "bridge" && (l.alias == self.names.bridge_alias || (l.alias.is_empty() && journalled));
         if rtnl::link(&mut socket, &self.names.bridge).map_err(kernel("look at the bridge"))?.is_some_and(|l| ours(&l)) {
             rtnl::delete_link(&mut socket, &self.names.bridge).map_err(kernel("delete the bridge"))?;
         }

@@ -283,14 +283,18 @@ mod tests {
     fn the_fingerprint_changes_with_anything_that_the_rules_hold() {
         let base = layout("10.88.0.0/16");
         assert_eq!(base.fingerprint(), base.clone().fingerprint());
-        let others =
-            [layout("10.88.0.0/17"), Layout { bridge: "x0".into(), ..base.clone() }, Layout { host_ports: false, ..base.clone() }];
+        let others = [
+            layout("10.88.0.0/17"),
+            Layout { bridge: "x0".into(), ..base.clone() },
+            Layout { host_ports: false, ..base.clone() },
+        ];
         assert!(others.iter().all(|o| o.fingerprint() != base.fingerprint()));
     }
 
     #[test]
     fn elements_go_where_host_ip_and_family_say() {
-        let port = |ip: &str, number| HostPort { protocol: L4::Udp, host_ip: ip.parse().ok(), host_port: number, container_port: 53 };
+        let port =
+            |ip: &str, number| HostPort { protocol: L4::Udp, host_ip: ip.parse().ok(), host_port: number, container_port: 53 };
         let ports = [port("", 1), port("0.0.0.0", 2), port("::", 3), port("192.0.2.1", 4), port("2001:db8::1", 5)];
         let addresses = ["10.88.0.2".parse().unwrap(), "fd88::2".parse().unwrap()];
         let count = |l: &Layout| {

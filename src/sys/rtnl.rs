@@ -8,7 +8,9 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 
 use nix::errno::Errno;
 
-use super::netlink::{Attrs, Message, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE, NetlinkError, Protocol, Socket, attribute, text, word};
+use super::netlink::{
+    Attrs, Message, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE, NetlinkError, Protocol, Socket, attribute, text, word,
+};
 
 const RTM_NEWLINK: u16 = 16;
 const RTM_DELLINK: u16 = 17;
@@ -216,11 +218,8 @@ pub fn create_veth(socket: &mut Socket, veth: &Veth<'_>) -> Result<(), NetlinkEr
         .u32(IFLA_NET_NS_FD, veth.peer_netns.as_raw_fd() as u32);
     let data = Attrs::new().nest(VETH_INFO_PEER, peer);
     let info = Attrs::new().text(IFLA_INFO_KIND, "veth").nest(IFLA_INFO_DATA, data);
-    let attrs = Attrs::new()
-        .text(IFLA_IFNAME, veth.name)
-        .u32(IFLA_MTU, veth.mtu)
-        .u32(IFLA_MASTER, veth.master)
-        .nest(IFLA_LINKINFO, info);
+    let attrs =
+        Attrs::new().text(IFLA_IFNAME, veth.name).u32(IFLA_MTU, veth.mtu).u32(IFLA_MASTER, veth.master).nest(IFLA_LINKINFO, info);
     let message = Message::new(RTM_NEWLINK, NLM_F_CREATE | NLM_F_EXCL, &ifinfo(0, 0, 0), attrs);
     socket.request(&format!("create veth {}", veth.name), &message)
 }

@@ -53,7 +53,8 @@ fn pipes(node: &Node) {
 }
 
 fn half_close(node: &Node) {
-    let mut child = exec(node, &["-i"], &["sh", "-c", "cat; echo end"]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut child =
+        exec(node, &["-i"], &["sh", "-c", "cat; echo end"]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     let mut stdin = child.stdin.take().unwrap();
     let sent = vec![b'x'; 300_000];
     stdin.write_all(&sent).unwrap();
@@ -139,7 +140,12 @@ fn terminal(node: &Node) {
     use nix::sys::termios::{LocalFlags, tcgetattr};
     assert!(tcgetattr(&pty.slave).unwrap().local_flags.contains(LocalFlags::ECHO | LocalFlags::ICANON), "the terminal stays raw");
     // With -t but no terminal here: a terminal there, bytes as they are, and an end.
-    let mut child = exec(node, &["-it"], &["sh", "-c", "tty; cat"]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let mut child = exec(node, &["-it"], &["sh", "-c", "tty; cat"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
     let mut stdin = child.stdin.take().unwrap();
     stdin.write_all(b"typed\n").unwrap();
     drop(stdin);

@@ -48,7 +48,10 @@ fn the_newest_attempt_the_previous_one_and_the_newest_pod_of_a_name() {
     assert_eq!(root.text(&["web"]), "fourth\nand more\n");
     assert_eq!(root.text(&["default/web", "--tail", "1"]), "and more\n");
     assert_eq!(root.text(&["-n", "default", "web", "-p"]), "third\n");
-    assert_eq!(root.text(&["web", "app", "--since", "2026-11-30T10:00:03Z", "--timestamps"]), "2026-11-30T10:00:03.000000000Z and more\n");
+    assert_eq!(
+        root.text(&["web", "app", "--since", "2026-11-30T10:00:03Z", "--timestamps"]),
+        "2026-11-30T10:00:03.000000000Z and more\n"
+    );
     assert_eq!(root.logs(&["web", "-n", "other"]).status.code(), Some(4));
 }
 

@@ -93,7 +93,9 @@ fn stop_all_with_and_without_an_agent_ends_pods_and_the_next_agent_runs_them_aga
     assert!(!Path::new(&format!("/proc/{pid}/exe")).exists(), "the container is gone");
     assert_eq!(text(&node.run(&["logs", "shell"])), "up\n", "its log stays");
     node.start_agent();
-    node.until("the pod runs again", || text(&node.run(&["logs", "shell"])) == "up\n" && text(&node.run(&["pods", "shell"])).contains("Running"));
+    node.until("the pod runs again", || {
+        text(&node.run(&["logs", "shell"])) == "up\n" && text(&node.run(&["pods", "shell"])).contains("Running")
+    });
 }
 
 #[test]
@@ -121,7 +123,8 @@ fn uninstall_lists_then_takes_what_is_ours_and_nothing_else() {
     assert_eq!(left, ["agent.log", "busybox.tar", "manifests"], "a test's own files");
     let root = node.root().to_str().unwrap();
     assert!(!fs::read_to_string("/proc/self/mountinfo").unwrap().contains(root), "mounts are left");
-    let said = |program: &str, args: &[&str]| String::from_utf8(Command::new(program).args(args).output().unwrap().stdout).unwrap();
+    let said =
+        |program: &str, args: &[&str]| String::from_utf8(Command::new(program).args(args).output().unwrap().stdout).unwrap();
     let instance = node.instance();
     assert!(!said("ip", &["-o", "link"]).contains(instance), "links are left");
     assert!(!said("nft", &["list", "tables"]).contains(instance), "tables are left");

@@ -89,7 +89,11 @@ impl Node {
                 let log = fs::read_to_string(self.root.path().join("agent.log")).unwrap_or_default();
                 let pods = self.run(&["pods"]);
                 let tail: Vec<&str> = log.lines().rev().take(40).collect();
-                panic!("not within 60 s: {what}\n{}\n{}", String::from_utf8_lossy(&pods.stdout), tail.into_iter().rev().collect::<Vec<_>>().join("\n"));
+                panic!(
+                    "not within 60 s: {what}\n{}\n{}",
+                    String::from_utf8_lossy(&pods.stdout),
+                    tail.into_iter().rev().collect::<Vec<_>>().join("\n")
+                );
             }
             std::thread::sleep(Duration::from_millis(50));
         }

@@ -50,7 +50,9 @@ fn hostile_clients_hurt_nobody() {
     assert_eq!(meta.permissions().mode() & 0o7777, 0o600);
 
     // Everything that is no request has an answer that says so.
-    for bad in [&frame(b"")[..], &frame(b"{}"), &frame(b"\xff\xfe"), &frame(br#"{"protocol":1,"ask":{"frobnicate":{}}}"#), &[0xff; 4]] {
+    for bad in
+        [&frame(b"")[..], &frame(b"{}"), &frame(b"\xff\xfe"), &frame(br#"{"protocol":1,"ask":{"frobnicate":{}}}"#), &[0xff; 4]]
+    {
         let answer = say(&node, bad);
         assert!(answer.contains(r#""error""#) && answer.contains(r#""invalid""#), "{answer}");
     }

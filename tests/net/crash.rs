@@ -30,7 +30,16 @@ impl World {
             args.extend(["--uid", "uid-p"]);
         }
         if let (Some(pod), "add") = (pod, verb) {
-            args.extend(["--pod", "test/p", "--netns", pod.path.to_str().unwrap(), "--host-port", "8080:80", "--host-port", "53:53/udp"]);
+            args.extend([
+                "--pod",
+                "test/p",
+                "--netns",
+                pod.path.to_str().unwrap(),
+                "--host-port",
+                "8080:80",
+                "--host-port",
+                "53:53/udp",
+            ]);
         }
         self.node.run(|| {
             Command::new(env!("CARGO_BIN_EXE_coracle")).args(&args).env("CORACLE_FAILPOINTS", failpoint).output().unwrap()

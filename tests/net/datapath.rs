@@ -80,10 +80,15 @@ fn a_pods_interface_is_as_the_design_says() {
     assert!(a.json("link show lo")[0]["flags"].to_string().contains("UP"));
 
     // The host's end: hairpin, isolated as bridge-nf-call says, no learning, named by the pod's uid.
-    let link = &world.node.json("-d link show type veth").as_array().unwrap().iter().find(|l| l["ifname"] != "up0").unwrap().clone();
+    let link =
+        &world.node.json("-d link show type veth").as_array().unwrap().iter().find(|l| l["ifname"] != "up0").unwrap().clone();
     let port = &link["linkinfo"]["info_slave_data"];
     let calls = world.node.run(|| coracle::net::observe::bridge_calls_iptables().unwrap());
-    assert_eq!((&port["hairpin"], &port["isolated"], &port["learning"]), (&true.into(), &(!calls).into(), &false.into()), "{port}");
+    assert_eq!(
+        (&port["hairpin"], &port["isolated"], &port["learning"]),
+        (&true.into(), &(!calls).into(), &false.into()),
+        "{port}"
+    );
     assert_eq!((&link["ifalias"], &link["master"]), (&"uid-a".into(), &BRIDGE.into()));
     assert!(link["ifname"].as_str().unwrap().len() <= 15);
     // The host asks nobody for the pod's link-layer address.
@@ -99,7 +104,10 @@ fn a_pods_interface_is_as_the_design_says() {
     assert_eq!(world.node.sysctl(&format!("net/ipv4/conf/{BRIDGE}/send_redirects")), "0");
     assert_eq!(world.node.sysctl("net/ipv4/conf/all/send_redirects"), "0");
     assert_eq!(world.node.sysctl(&format!("net/ipv6/conf/{BRIDGE}/accept_ra")), "0");
-    assert_eq!((world.node.sysctl("net/ipv4/ip_forward"), world.node.sysctl("net/ipv6/conf/all/forwarding")), ("1".into(), "1".into()));
+    assert_eq!(
+        (world.node.sysctl("net/ipv4/ip_forward"), world.node.sysctl("net/ipv6/conf/all/forwarding")),
+        ("1".into(), "1".into())
+    );
     // It heard router advertisements on its uplink before, and does so now.
     assert_eq!(world.node.sysctl("net/ipv6/conf/up0/accept_ra"), "2");
 }
@@ -112,7 +120,8 @@ fn host_ports_lead_from_outside_node_and_pods_to_the_pod() {
     let world = World::new();
     let net = world.net();
     let (a, b, c) = (world.pod("a"), world.pod("b"), world.pod("c"));
-    let ports = [port(Tcp, "", 8080, 80), port(Udp, "", 8080, 53), port(Tcp, "192.0.2.11", 9090, 80), port(Tcp, "2001:db8::1", 9091, 80)];
+    let ports =
+        [port(Tcp, "", 8080, 80), port(Udp, "", 8080, 53), port(Tcp, "192.0.2.11", 9090, 80), port(Tcp, "2001:db8::1", 9091, 80)];
     world.attach(&net, "a", &a, &ports);
     world.attach(&net, "b", &b, &[port(Tcp, "192.0.2.1", 9090, 80), port(Tcp, "0.0.0.0", 7000, 80), port(Tcp, "::", 7001, 80)]);
     world.attach(&net, "c", &c, &[]);

@@ -11,8 +11,14 @@ use crate::world::*;
 
 /// Everything of the node that we could leave something in.
 pub fn picture(world: &World) -> String {
-    let sysctls = ["net/ipv4/ip_forward", "net/ipv4/conf/all/send_redirects", "net/ipv4/conf/all/accept_redirects",
-        "net/ipv6/conf/all/forwarding", "net/ipv6/conf/up0/accept_ra", "net/ipv6/conf/default/accept_ra"]
+    let sysctls = [
+        "net/ipv4/ip_forward",
+        "net/ipv4/conf/all/send_redirects",
+        "net/ipv4/conf/all/accept_redirects",
+        "net/ipv6/conf/all/forwarding",
+        "net/ipv6/conf/up0/accept_ra",
+        "net/ipv6/conf/default/accept_ra",
+    ]
     .map(|name| format!("{name}={}", world.node.sysctl(name)))
     .join("\n");
     let links = world.node.json("link show");
@@ -432,7 +438,12 @@ fn with_ipv4_only_pods_the_hosts_ipv6_stays_what_it_was_and_hears_no_pod() {
     let a = world.pod("a");
     let got = world.attach(&net, "a", &a, &[]);
     assert_eq!(got.addresses.len(), 1);
-    for (name, value) in [("all/forwarding", "0"), ("up0/accept_ra", "1"), (&format!("{BRIDGE}/accept_ra"), "0"), (&format!("{BRIDGE}/accept_redirects"), "0")] {
+    for (name, value) in [
+        ("all/forwarding", "0"),
+        ("up0/accept_ra", "1"),
+        (&format!("{BRIDGE}/accept_ra"), "0"),
+        (&format!("{BRIDGE}/accept_redirects"), "0"),
+    ] {
         assert_eq!(world.node.sysctl(&format!("net/ipv6/conf/{name}")), value, "{name}");
     }
     assert!(!world.nft("list tables").contains("ip6"));

@@ -9,8 +9,8 @@ use std::process::{Command, Output};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use coracle::net::model::{AttachRequest, Attachment, HostPort, L4, NetConfig};
 use coracle::net::Net;
+use coracle::net::model::{AttachRequest, Attachment, HostPort, L4, NetConfig};
 use coracle::store::effects::Effects;
 use coracle::sys::{clock, netns};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
@@ -212,7 +212,9 @@ impl World {
         let dir = tempfile::tempdir().unwrap();
         let node = Ns::new(dir.path().join("node"));
         let outside = Ns::new(dir.path().join("outside"));
-        node.ip("link add up0 mtu 1460 type veth peer name eth0 netns /proc/self/fd/0".replace("/proc/self/fd/0", outside.path.to_str().unwrap()).as_str());
+        node.ip("link add up0 mtu 1460 type veth peer name eth0 netns /proc/self/fd/0"
+            .replace("/proc/self/fd/0", outside.path.to_str().unwrap())
+            .as_str());
         outside.ip("link set eth0 mtu 1460");
         for (ns, link, last) in [(&node, "up0", 1), (&outside, "eth0", 2)] {
             ns.ip(&format!("addr add 192.0.2.{last}/24 dev {link}"));

@@ -24,7 +24,15 @@ impl Host {
         assert_eq!(own_uid(), 0, "these tests need root");
         let dir = tempfile::tempdir().unwrap();
         let holder = Command::new("unshare")
-            .args(["--net", "--mount", "--propagation", "private", "sh", "-c", "ip link set lo up && echo up && exec sleep 100000"])
+            .args([
+                "--net",
+                "--mount",
+                "--propagation",
+                "private",
+                "sh",
+                "-c",
+                "ip link set lo up && echo up && exec sleep 100000",
+            ])
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .spawn()
@@ -107,7 +115,12 @@ impl Host {
     pub fn until(&self, what: &str, seconds: u64, mut done: impl FnMut() -> bool) {
         let end = Instant::now() + Duration::from_secs(seconds);
         while !done() {
-            assert!(Instant::now() < end, "not within {seconds} s: {what}\n{}\n{}", self.client_text(&["pods", "-A"]), self.tail());
+            assert!(
+                Instant::now() < end,
+                "not within {seconds} s: {what}\n{}\n{}",
+                self.client_text(&["pods", "-A"]),
+                self.tail()
+            );
             std::thread::sleep(Duration::from_millis(20));
         }
     }

@@ -168,7 +168,7 @@ impl Tree {
                 Some(stat) if is_whiteout(&stat) && make => {
                     // The layer hides the one below and begins a new one.
                     dir::unlink(here, name)?;
-                    let full = [path.as_slice(), &[part.clone()]].concat().join(&b'/');
+                    let full = [path.as_slice(), std::slice::from_ref(&part)].concat().join(&b'/');
                     self.marks.write(&Mark::Opaque(full))?;
                     dir::make_dir(here, name, 0o755)?;
                     dir::open_dir(here, name)?
@@ -176,7 +176,7 @@ impl Tree {
                 Some(_) => return Err(Resolve::Refused("one of its parents is no directory")),
                 None if make => {
                     dir::make_dir(here, name, 0o755)?;
-                    let full = [path.as_slice(), &[part.clone()]].concat().join(&b'/');
+                    let full = [path.as_slice(), std::slice::from_ref(&part)].concat().join(&b'/');
                     self.marks.write(&Mark::Implied(full))?;
                     dir::open_dir(here, name)?
                 }

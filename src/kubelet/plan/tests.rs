@@ -563,7 +563,7 @@ const PODS: usize = 5;
 fn wanted(n: usize) -> (String, crate::api::pod::Pod) {
     let name = ["a", "a", "b", "b", "c"][n];
     let policy = [Always, OnFailure, Never, Always, OnFailure][n];
-    let init: &[&str] = if n % 2 == 0 { &["i"] } else { &[] };
+    let init: &[&str] = if n.is_multiple_of(2) { &["i"] } else { &[] };
     (format!("u{n}"), pod(name, policy, init, &["x", "y"]))
 }
 

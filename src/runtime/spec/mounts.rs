@@ -39,7 +39,7 @@ pub fn mounts(input: &SpecInput) -> Result<Vec<Mount>, SpecError> {
     let own_dev = taken.iter().any(|d| d == Path::new("/dev"));
     let mut mounts: Vec<Mount> = defaults(input.privileged)
         .into_iter()
-        .filter(|m| !taken.contains(m.destination()) && !(own_dev && m.destination().starts_with("/dev")))
+        .filter(|m| !(taken.contains(m.destination()) || own_dev && m.destination().starts_with("/dev")))
         .collect();
     mounts.extend(own.iter().map(bind));
     Ok(mounts)

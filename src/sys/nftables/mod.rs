@@ -6,11 +6,11 @@
 
 pub mod expr;
 
-use super::netlink::{
-    Attrs, Message, NLM_F_APPEND, NLM_F_CREATE, NLM_F_EXCL, NetlinkError, Protocol, Reply, Socket, attribute, attributes, messages,
-    text,
-};
 pub use super::netlink::BatchError;
+use super::netlink::{
+    Attrs, Message, NLM_F_APPEND, NLM_F_CREATE, NLM_F_EXCL, NetlinkError, Protocol, Reply, Socket, attribute, attributes,
+    messages, text,
+};
 use expr::Expr;
 
 const SUBSYSTEM: u16 = 10;
