@@ -41,7 +41,7 @@ fn the_busybox_recipe_imports_and_survives_a_restart() {
     assert!(image.layers[0].join("bin/sh").is_file());
     drop(images);
     let images = Images::open(config(dir.path())).unwrap();
-    assert_eq!(images.list().unwrap(), [image.clone()]);
+    assert_eq!(images.list().unwrap(), std::slice::from_ref(&image));
     assert_eq!(images.find(&image.id).unwrap(), Some(image.clone()));
 
     std::fs::remove_dir_all(&image.layers[0]).unwrap();

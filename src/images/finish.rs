@@ -61,6 +61,7 @@ pub fn finish(staged: &Path, below: &[OwnedFd]) -> io::Result<Digest> {
     listing(&layer)
 }
 
+#[allow(clippy::unnecessary_cast)] // times are 32 bits wide on armv7
 fn resemble(fd: &OwnedFd, stat: &FileStat) -> io::Result<()> {
     dir::chown_of(fd, stat.st_uid, stat.st_gid)?;
     dir::chmod_of(fd, stat.st_mode & 0o7777)?;
@@ -123,6 +124,7 @@ fn split(path: &[u8]) -> (&[u8], &[u8]) {
     }
 }
 
+#[allow(clippy::unnecessary_cast)] // times are 32 bits wide on armv7
 fn drop_whiteout(layer: &OwnedFd, path: &[u8]) -> io::Result<()> {
     let (parent, name) = split(path);
     let Some(fd) = walk(layer, parent)? else { return Ok(()) };
@@ -136,6 +138,7 @@ fn drop_whiteout(layer: &OwnedFd, path: &[u8]) -> io::Result<()> {
 }
 
 /// An opaque root: every name of the layers below is hidden by itself.
+#[allow(clippy::unnecessary_cast)] // times are 32 bits wide on armv7
 fn hide_all(layer: &OwnedFd, below: &[OwnedFd]) -> io::Result<()> {
     let before = dir::stat_of(layer)?;
     for root in below {
@@ -256,6 +259,7 @@ pub fn listing(layer: &OwnedFd) -> io::Result<Digest> {
     Ok(hasher.digest())
 }
 
+#[allow(clippy::unnecessary_cast)] // times and devices are 32 bits wide on armv7
 fn list(here: &OwnedFd, hasher: &mut Hasher, depth: usize) -> io::Result<()> {
     if depth == 0 {
         return Err(io::Error::from_raw_os_error(nix::libc::ELOOP));

@@ -60,7 +60,7 @@ pub fn audit(dir: &Path, name: &str, files: &[(&str, Vec<u8>)]) -> bool {
     assert_eq!(count("blobs/sha256"), found.as_ref().map_or(0, |i| i.layers.len() + 2));
     let rest = fs::read_dir(dir.join("images/staging"))
         .unwrap()
-        .filter(|e| !e.as_ref().unwrap().path().extension().is_some_and(|x| x == "part"));
+        .filter(|e| e.as_ref().unwrap().path().extension().is_none_or(|x| x != "part"));
     assert_eq!(rest.count(), 0);
     found.is_some()
 }
@@ -258,7 +258,7 @@ fn a_full_disk_is_an_error_and_passes() {
     for (options, name) in [("size=12m", &name), ("size=30m", &name), ("size=12m", &swells), ("size=64m,nr_inodes=14", &name)] {
         let disk = Tmpfs::new(options);
         let images = Images::open(config(disk.0.path())).unwrap();
-        let error = images.pull(&name, &[]).unwrap_err();
+        let error = images.pull(name, &[]).unwrap_err();
         assert!(
             matches!(&error, ImageError::Store { source, .. } if source.kind() == std::io::ErrorKind::StorageFull),
             "{options}: {error}"

@@ -120,7 +120,7 @@ fn t2_a_racing_swap() {
                 let _ = fs::rename(&aside, &d);
             }
         });
-        let mut unpack = || {
+        let unpack = || {
             for n in 0..60 {
                 fs::create_dir(staging(n))?;
                 fs::create_dir(staging(n).join("fs"))?;

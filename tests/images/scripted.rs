@@ -37,7 +37,7 @@ fn a_pull_and_what_it_leaves() {
     let world = world();
     let name = format!("{}/team/app:1", server.host());
     let pulled = world.images.pull(&name, &[]).unwrap();
-    assert_eq!(pulled.tags, [name.clone()]);
+    assert_eq!(pulled.tags, std::slice::from_ref(&name));
     assert_eq!(pulled.digests, [format!("{}/team/app@{}", server.host(), image.digest())]);
     assert_eq!(pulled.size, image.blobs.values().map(Vec::len).sum::<usize>() as u64 + image.manifest.len() as u64);
     assert!(!pulled.pinned);
