@@ -64,7 +64,7 @@ fn teardown_follows_no_link_and_no_mount() {
         // A directory that the pod took from itself.
         fs::create_dir(e.join("closed")).unwrap();
         fs::write(e.join("closed/x"), "").unwrap();
-        fs::set_permissions(e.join("closed"), std::os::unix::fs::PermissionsExt::from_mode(0)).unwrap();
+        fs::set_permissions(e.join("closed"), std::os::unix::fs::PermissionsExt::from_mode(0o000)).unwrap();
         w.teardown();
         canary.check();
     });
