@@ -193,7 +193,7 @@ fn a_log_that_cannot_be_written_blocks_nothing() {
     if !able() {
         return;
     }
-    let mut world = World::new();
+    let world = World::new();
     world.run_sandbox(1);
     // A file system of its own, of 256 KiB.
     let dir = world.log(1).parent().unwrap().to_owned();
