@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use coracle::runtime::model::*;
-use coracle::runtime::{RuntimeError, monitor};
+use coracle::runtime::RuntimeError;
 
 use crate::world::*;
 
@@ -112,5 +112,4 @@ fn a_death_or_error_at_any_step_leaves_a_pod_that_comes_to_its_end() {
             assert!(!left.cgroups.iter().any(|c| c.contains("pod-1")), "{point}={action}: {left:?}");
         }
     }
-    assert!(monitor::wire::VERSION >= 1);
 }

@@ -139,7 +139,7 @@ impl World {
     /// The texts of a container's log, without stamps.
     pub fn lines(&self, n: u32) -> Vec<String> {
         let text = fs::read_to_string(self.log(n)).unwrap_or_default();
-        text.lines().map(|line| line.splitn(2, ' ').nth(1).unwrap().to_owned()).collect()
+        text.lines().map(|line| line.split_once(' ').unwrap().1.to_owned()).collect()
     }
 
     pub fn start(&self, spec: &ContainerSpec) {

@@ -177,7 +177,7 @@ fn journal_workload(seed: u64, lie: Option<Lie>, tally: &mut Tally) {
     let mut expect = vec![Expect { acked: vec![], maybe: vec![] }];
     let (mut next, mut journal) = (0, None);
     // From the third workload on something fails in every second one.
-    if seed > 2 && seed % 2 == 0 {
+    if seed > 2 && seed.is_multiple_of(2) {
         let errno = [Errno::EIO, Errno::ENOSPC][(seed / 2 % 2) as usize];
         model.with(|w| w.fault = Some((random.below(60), errno)));
     }

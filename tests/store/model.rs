@@ -23,6 +23,9 @@ const BLOCK: usize = 512;
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
+/// A file that was not synced: its node, the lengths and the contents of blocks that it may have.
+type Unsynced = (usize, (Vec<usize>, Vec<Versions>));
+
 impl Random {
     pub fn new(seed: u64) -> Random {
         Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
@@ -258,13 +261,7 @@ impl World {
         dirs
     }
 
-    fn world_after(
-        &self,
-        dirs: &BTreeMap<PathBuf, Dir>,
-        reachable: &BTreeSet<usize>,
-        files: &[(usize, (Vec<usize>, Vec<Versions>))],
-        pick: &[u64],
-    ) -> World {
+    fn world_after(&self, dirs: &BTreeMap<PathBuf, Dir>, reachable: &BTreeSet<usize>, files: &[Unsynced], pick: &[u64]) -> World {
         let mut pick = pick.iter().map(|n| *n as usize);
         let mut world = World { capacity: self.capacity, mark: self.mark, dirs: dirs.clone(), ..World::default() };
         world.nodes = vec![Arc::default(); self.nodes.len()];
