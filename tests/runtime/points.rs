@@ -7,8 +7,8 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use coracle::runtime::model::*;
 use coracle::runtime::RuntimeError;
+use coracle::runtime::model::*;
 
 use crate::world::*;
 
