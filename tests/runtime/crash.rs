@@ -8,8 +8,10 @@ use coracle::runtime::model::*;
 use crate::streams::wait_until;
 use crate::world::*;
 
+/// The signal is only on its way when kill(2) returns: what follows is about a process that is dead.
 fn kill(pid: i32) {
     nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), nix::sys::signal::Signal::SIGKILL).unwrap();
+    wait_until("the killed process is dead", || coracle::sys::pidfd::is_dead(pid).unwrap());
 }
 
 #[test]
