@@ -27,7 +27,9 @@
 //! |---|---|---|
 //! | [`kubelet`] | pods: source, plan, worker, status, local server | all rooms, api, store |
 //! | [`runtime`] | sandboxes and containers: OCI spec, monitor, logs, cgroups | sys, store |
-//! | [`net`] | bridge, addresses, host ports, resolv.conf and hosts texts | sys, store |
+//! | [`net`] | bridge, addresses, host ports, resolv.conf and hosts texts | sys, store, api |
+//! | [`proxy`] | Services, host ports, network policies: one nftables table a family | sys, store, api |
+//! | [`dns`] | the node's DNS server | sys, api, proxy::model |
 //! | [`images`] | references, registries, layers, the image store | sys, store |
 //! | [`volumes`] | contents to files and mounts | sys, store, api |
 //! | [`api`] | the Kubernetes objects, exactly the fields we honour; YAML | – |
@@ -42,10 +44,12 @@
 pub mod api;
 pub mod cli;
 pub mod config;
+pub mod dns;
 pub mod images;
 pub mod kubelet;
 pub mod net;
 pub mod obs;
+pub mod proxy;
 pub mod runtime;
 pub mod store;
 pub mod sys;

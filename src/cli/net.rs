@@ -12,7 +12,7 @@ use super::args::{Body, Flag, Given, INSTANCE, NO_OPERANDS, OUTPUT, Output, ROOT
 use super::exit::{CliError, Exit};
 use crate::config::Config;
 use crate::net::Net;
-use crate::net::model::{AttachRequest, Attachment, HostPort, L4, NetConfig, NetError};
+use crate::net::model::{AttachRequest, Attachment, HostPort, L4, NetConfig, NetError, pod_range};
 use crate::runtime;
 use crate::store::effects::Effects;
 use crate::store::lock::StoreLock;
@@ -78,7 +78,7 @@ fn open(given: &Given) -> Result<(Net, StoreLock), CliError> {
     let config: Config = super::agent::config(given)?;
     let texts = given.all(&POD_CIDR)?;
     let texts: Vec<&str> = if texts.is_empty() { config.pod_cidrs.iter().map(String::as_str).collect() } else { texts };
-    let cidrs = texts.iter().map(|t| t.parse()).collect::<Result<Vec<_>, _>>();
+    let cidrs = texts.iter().map(|t| pod_range(t)).collect::<Result<Vec<_>, _>>();
     let cidrs = cidrs.map_err(|e| CliError::Usage(format!("--pod-cidr: {e}")))?;
     for dir in [&config.roots.run, &config.roots.state] {
         std::fs::create_dir_all(dir).map_err(CliError::io("make directory", dir))?;

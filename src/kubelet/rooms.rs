@@ -54,7 +54,7 @@ pub enum OpenError {
     #[error("registries file {}: {why}", path.display())]
     Registries { path: PathBuf, why: String },
     #[error("--pod-cidr")]
-    Cidr(#[from] crate::net::model::BadCidr),
+    Cidr(#[from] crate::net::model::BadRange),
     #[error("open the store")]
     Store(#[from] StoreError),
     #[error("open the runtime")]
@@ -105,7 +105,7 @@ pub fn open(config: Config, events: Sender<RuntimeEvent>) -> Result<Start, OpenE
         events,
     )?;
     let sandboxes = runtime.recover()?;
-    let cidrs = config.pod_cidrs.iter().map(|text| text.parse()).collect::<Result<Vec<_>, _>>()?;
+    let cidrs = config.pod_cidrs.iter().map(|text| crate::net::model::pod_range(text)).collect::<Result<Vec<_>, _>>()?;
     let net_config = NetConfig { instance: config.instance.clone(), cidrs, run: config.roots.run.clone(), mtu: config.mtu };
     let net = Net::open(net_config, Arc::clone(&effects))?;
     // A host without a bridge still runs hostNetwork pods; each other pod says why it cannot.

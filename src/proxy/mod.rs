@@ -1,0 +1,3 @@
+//! ROOM 4: Services, host ports and network policies in one nftables table a family.
+
+pub mod model;
