@@ -1,3 +1,4 @@
 //! ROOM 4: Services, host ports and network policies in one nftables table a family.
 
 pub mod model;
+pub mod table;

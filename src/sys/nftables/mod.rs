@@ -6,6 +6,8 @@
 
 pub mod expr;
 
+use std::sync::Arc;
+
 pub use super::netlink::BatchError;
 use super::netlink::{
     Attrs, Message, NLM_F_APPEND, NLM_F_CREATE, NLM_F_EXCL, NetlinkError, Protocol, Reply, Socket, attribute, attributes,
@@ -77,11 +79,34 @@ impl Field {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// NF_INET_*.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Hook {
     Prerouting = 0,
+    Input = 1,
+    Forward = 2,
     Output = 3,
     Postrouting = 4,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum ChainType {
+    Filter,
+    Nat,
+    Route,
+}
+
+/// What becomes of a packet.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Verdict {
+    Accept,
+    Drop,
+    /// Back to the chain that jumped here; in a base chain its policy.
+    Return,
+    /// On return the next rule follows.
+    Jump(Arc<str>),
+    /// On return the chain that was jumped from last follows.
+    Goto(Arc<str>),
 }
 
 /// A set, or with `data` a map.

@@ -1,0 +1,6 @@
+//! One nftables table as data: what it holds, how it is written, what differs, what a packet
+//! meets. Pure: the kernel is `proxy/apply.rs`'s and `observe.rs`'s.
+
+mod bytes;
+pub mod ir;
+pub mod ranges;

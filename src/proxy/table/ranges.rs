@@ -1,0 +1,54 @@
+//! Networks as ranges that do not overlap, as sets of ranges need them.
+//!
+//! The kernel refuses an element that overlaps another one, and policies may name networks that
+//! do; a set means the same with them merged. Never quadratic: one sort, one pass.
+#![deny(clippy::disallowed_methods)]
+
+use std::net::IpAddr;
+
+use crate::api::cidr::Cidr;
+
+/// First and last address, both inclusive.
+pub type Range = (IpAddr, IpAddr);
+
+/// All addresses of the networks, in as few ranges as possible, in order. IPv4 and IPv6 do not mix.
+pub fn merged(networks: impl IntoIterator<Item = Cidr>) -> Vec<Range> {
+    let mut ranges: Vec<Range> = networks.into_iter().map(|c| (c.address, c.last())).collect();
+    ranges.sort();
+    let mut merged: Vec<Range> = Vec::with_capacity(ranges.len());
+    for (first, last) in ranges {
+        match merged.last_mut() {
+            Some(before) if touches(before.1, first) => before.1 = before.1.max(last),
+            _ => merged.push((first, last)),
+        }
+    }
+    merged
+}
+
+/// Whether a range that begins at `first` goes on where one up to `last` ends.
+fn touches(last: IpAddr, first: IpAddr) -> bool {
+    match (last, first) {
+        (IpAddr::V4(last), IpAddr::V4(first)) => u32::from(first) <= u32::from(last).saturating_add(1),
+        (IpAddr::V6(last), IpAddr::V6(first)) => u128::from(first) <= u128::from(last).saturating_add(1),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(texts: &[&str]) -> Vec<String> {
+        merged(texts.iter().map(|t| t.parse().unwrap())).iter().map(|(a, b)| format!("{a}-{b}")).collect()
+    }
+
+    #[test]
+    fn overlapping_and_touching_networks_become_one_range() {
+        assert_eq!(of(&["10.0.1.0/24", "10.0.0.0/24", "10.0.0.7/32"]), ["10.0.0.0-10.0.1.255"]);
+        assert_eq!(of(&["10.0.0.0/25", "10.0.1.0/24"]), ["10.0.0.0-10.0.0.127", "10.0.1.0-10.0.1.255"]);
+        assert_eq!(of(&["0.0.0.0/0", "255.255.255.255/32"]), ["0.0.0.0-255.255.255.255"]);
+        assert_eq!(of(&["::/0", "0.0.0.0/0"]), ["0.0.0.0-255.255.255.255", "::-ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"]);
+        assert_eq!(of(&["fd00::/128", "fd00::1/128"]), ["fd00::-fd00::1"]);
+        assert_eq!(of(&[]), [""; 0]);
+    }
+}
