@@ -2,5 +2,6 @@
 //! meets. Pure: the kernel is `proxy/apply.rs`'s and `observe.rs`'s.
 
 mod bytes;
+pub mod changes;
 pub mod ir;
 pub mod ranges;
