@@ -1,4 +1,5 @@
 //! ROOM 4: Services, host ports and network policies in one nftables table a family.
 
 pub mod model;
+pub mod service;
 pub mod table;
