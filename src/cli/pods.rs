@@ -145,7 +145,7 @@ fn text(pods: &[PodView], problems: &[ProblemView], wide: bool, now: WallTime) -
 
 fn problem_line(problem: &ProblemView) -> String {
     let mut line = problem.place.clone();
-    for part in [&problem.pod, &problem.field] {
+    for part in [&problem.pod, &problem.object, &problem.field] {
         if !part.is_empty() {
             line.push_str(", ");
             line.push_str(part);
@@ -216,6 +216,7 @@ mod tests {
         let problem = ProblemView {
             place: "bad.yaml document 1 line 7:3".into(),
             pod: "default/bad".into(),
+            object: String::new(),
             field: "spec.containers[0].name".into(),
             message: "is required".into(),
             kept: true,

@@ -211,7 +211,14 @@ fn problem(problem: Problem) -> ProblemView {
     if problem.line > 0 {
         place.push_str(&format!(" line {}:{}", problem.line, problem.column));
     }
-    ProblemView { place, pod: problem.pod, field: problem.field, message: problem.message, kept: problem.kept }
+    ProblemView {
+        place,
+        pod: problem.pod,
+        object: problem.object,
+        field: problem.field,
+        message: problem.message,
+        kept: problem.kept,
+    }
 }
 
 /// `namespace/name`, `name` in the namespace default, or a uid.

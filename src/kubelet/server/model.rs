@@ -205,6 +205,8 @@ pub struct ProblemView {
     pub place: String,
     /// `namespace/name` where known.
     pub pod: String,
+    /// `Service default/web`, where it is about such an object.
+    pub object: String,
     pub field: String,
     pub message: String,
     /// The last good version goes on.

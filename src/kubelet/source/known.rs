@@ -39,6 +39,27 @@ pub fn fate(field: &str) -> Fate {
     }
 }
 
+/// Of `field` of a Service, EndpointSlice, NetworkPolicy or Namespace.
+pub fn network_fate(kind: &str, field: &str) -> Fate {
+    let (parent, name) = split(field);
+    match (kind, parent.as_str()) {
+        (_, "metadata") if META_SILENT.contains(&name) || META.contains(&name) => Fate::Silent,
+        ("Service", "spec") if SERVICE_SPEC.contains(&name) => Fate::NotYet,
+        // A hint for people and for proxies of other layers.
+        ("Service", "spec.ports[]") | ("EndpointSlice", "ports[]") if name == "appProtocol" => Fate::Silent,
+        ("Service", "status") if name == "conditions" => Fate::Silent,
+        ("Service", "status.loadBalancer.ingress[]") if name == "ports" => Fate::Silent,
+        ("EndpointSlice", "endpoints[]") if name == "deprecatedTopology" => Fate::Silent,
+        ("EndpointSlice", "endpoints[].targetRef") if matches!(name, "apiVersion" | "fieldPath" | "resourceVersion") => {
+            Fate::Silent
+        }
+        ("Namespace", "") if matches!(name, "spec" | "status") => Fate::Silent,
+        // Kubernetes had one for a while.
+        ("NetworkPolicy", "") if name == "status" => Fate::Silent,
+        _ => Fate::Unknown,
+    }
+}
+
 /// `spec.containers[0].lifecycle` → (`spec.containers[]`, `lifecycle`).
 fn split(field: &str) -> (String, &str) {
     let (parent, name) = field.rsplit_once('.').unwrap_or(("", field));
@@ -86,6 +107,8 @@ const POD_SECURITY: &[&str] =
 const CONTAINER: &[&str] =
     &["lifecycle", "livenessProbe", "readinessProbe", "resizePolicy", "restartPolicy", "restartPolicyRules", "startupProbe"];
 
+const SERVICE_SPEC: &[&str] = &["loadBalancerClass", "loadBalancerIP"];
+
 const SECURITY: &[&str] = &["appArmorProfile", "procMount", "seLinuxOptions", "windowsOptions"];
 
 const VOLUME_TYPES: &[&str] = &[
@@ -131,7 +154,6 @@ const KINDS: &[&str] = &[
     "CustomResourceDefinition",
     "DaemonSet",
     "Deployment",
-    "EndpointSlice",
     "Endpoints",
     "Event",
     "HorizontalPodAutoscaler",
@@ -141,8 +163,6 @@ const KINDS: &[&str] = &[
     "Lease",
     "LimitRange",
     "MutatingWebhookConfiguration",
-    "Namespace",
-    "NetworkPolicy",
     "Node",
     "PersistentVolume",
     "PersistentVolumeClaim",
@@ -155,7 +175,6 @@ const KINDS: &[&str] = &[
     "Role",
     "RoleBinding",
     "RuntimeClass",
-    "Service",
     "ServiceAccount",
     "StatefulSet",
     "StorageClass",
@@ -213,6 +232,51 @@ mod tests {
         drop(T::deserialize(Names(&mut found)));
         assert!(!found.is_empty());
         found.into_iter().collect()
+    }
+
+    /// The same for the kinds that packets are served from.
+    fn compare_network<'de, Theirs: serde::Deserialize<'de>, Ours: serde::Deserialize<'de>>(kind: &str, place: &str) {
+        let (theirs, ours) = (names::<Theirs>(), names::<Ours>());
+        let invented: Vec<_> = ours.difference(&theirs).collect();
+        assert!(invented.is_empty(), "{kind} {place}: Kubernetes has no {invented:?}");
+        let told = |name: &&&str| network_fate(kind, &format!("{place}{name}")) != Fate::Unknown;
+        let forgotten: Vec<_> = theirs.difference(&ours).filter(|name| !told(name)).collect();
+        assert!(forgotten.is_empty(), "{kind} {place}: the tables lack {forgotten:?}");
+    }
+
+    #[test]
+    fn what_packets_are_served_from_is_read_whole() {
+        use crate::api::{endpoint_slice as slice, namespace, network_policy as policy, selector, service};
+        use k8s_openapi::api::{core::v1 as k8s, discovery::v1 as discovery, networking::v1 as networking};
+        use k8s_openapi::apimachinery::pkg::apis::meta::v1 as meta;
+        compare_network::<k8s::Service, service::Service>("Service", "");
+        compare_network::<k8s::ServiceSpec, service::ServiceSpec>("Service", "spec.");
+        compare_network::<k8s::ServicePort, service::ServicePort>("Service", "spec.ports[0].");
+        compare_network::<k8s::SessionAffinityConfig, service::SessionAffinityConfig>("Service", "spec.sessionAffinityConfig.");
+        compare_network::<k8s::ClientIPConfig, service::ClientIpConfig>("Service", "spec.sessionAffinityConfig.clientIP.");
+        compare_network::<k8s::ServiceStatus, service::ServiceStatus>("Service", "status.");
+        compare_network::<k8s::LoadBalancerStatus, service::LoadBalancerStatus>("Service", "status.loadBalancer.");
+        compare_network::<k8s::LoadBalancerIngress, service::LoadBalancerIngress>("Service", "status.loadBalancer.ingress[0].");
+        compare_network::<discovery::EndpointSlice, slice::EndpointSlice>("EndpointSlice", "");
+        compare_network::<discovery::Endpoint, slice::SliceEndpoint>("EndpointSlice", "endpoints[0].");
+        compare_network::<discovery::EndpointConditions, slice::EndpointConditions>("EndpointSlice", "endpoints[0].conditions.");
+        compare_network::<discovery::EndpointHints, slice::EndpointHints>("EndpointSlice", "endpoints[0].hints.");
+        compare_network::<discovery::EndpointPort, slice::EndpointPort>("EndpointSlice", "ports[0].");
+        compare_network::<k8s::ObjectReference, slice::TargetRef>("EndpointSlice", "endpoints[0].targetRef.");
+        compare_network::<networking::NetworkPolicy, policy::NetworkPolicy>("NetworkPolicy", "");
+        compare_network::<networking::NetworkPolicySpec, policy::NetworkPolicySpec>("NetworkPolicy", "spec.");
+        compare_network::<networking::NetworkPolicyIngressRule, policy::IngressRule>("NetworkPolicy", "spec.ingress[0].");
+        compare_network::<networking::NetworkPolicyEgressRule, policy::EgressRule>("NetworkPolicy", "spec.egress[0].");
+        compare_network::<networking::NetworkPolicyPeer, policy::PolicyPeer>("NetworkPolicy", "spec.ingress[0].from[0].");
+        compare_network::<networking::NetworkPolicyPort, policy::PolicyPort>("NetworkPolicy", "spec.ingress[0].ports[0].");
+        compare_network::<networking::IPBlock, policy::IpBlock>("NetworkPolicy", "spec.ingress[0].from[0].ipBlock.");
+        compare_network::<meta::LabelSelector, selector::LabelSelector>("NetworkPolicy", "spec.podSelector.");
+        compare_network::<meta::LabelSelectorRequirement, selector::Requirement>(
+            "NetworkPolicy",
+            "spec.podSelector.matchExpressions[0].",
+        );
+        compare_network::<k8s::Namespace, namespace::Namespace>("Namespace", "");
+        assert_eq!(network_fate("NetworkPolicy", "spec.podSelectr"), Fate::Unknown);
     }
 
     /// What Kubernetes has and we have not, told by k8s-openapi, is exactly what the tables list.

@@ -16,11 +16,12 @@ mod directory;
 mod identity;
 mod known;
 pub mod model;
+pub mod network;
 pub mod object;
 mod plan;
 mod watch;
 
-pub use model::{ConfigObjects, DesiredPod, Origin, Problem, SourceUpdate, Warning};
+pub use model::{ConfigObjects, DesiredPod, NetworkObjects, Origin, Problem, SourceUpdate, Warning};
 
 /// What a source needs to know.
 pub struct SourceConfig {

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
+pub use super::network::NetworkObjects;
 use crate::api::pod::Pod;
 use crate::store::ids::PodUid;
 use crate::volumes::model::{Contents, Data};
@@ -18,6 +19,7 @@ pub struct SourceUpdate {
     /// One a namespace/name, each valid and defaulted, sorted by namespace and name.
     pub pods: Vec<DesiredPod>,
     pub configs: Arc<ConfigObjects>,
+    pub network: Arc<NetworkObjects>,
     /// Everything that stands wrong now; gone from the next update once it is mended.
     pub problems: Vec<Problem>,
 }
@@ -73,6 +75,8 @@ pub struct Problem {
     pub column: u32,
     /// `namespace/name` of the pod that this is about, where it is known.
     pub pod: String,
+    /// `Service default/web`: an object that packets are served from.
+    pub object: String,
     /// `spec.containers[0].name`; may be empty.
     pub field: String,
     /// What is wrong and what mends it.
@@ -92,6 +96,9 @@ impl fmt::Display for Problem {
         }
         if !self.pod.is_empty() {
             write!(f, ", pod {}", self.pod)?;
+        }
+        if !self.object.is_empty() {
+            write!(f, ", {}", self.object)?;
         }
         if !self.field.is_empty() {
             write!(f, ", {}", self.field)?;

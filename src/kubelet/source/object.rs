@@ -10,8 +10,13 @@ use ring::digest;
 
 use super::known::{self, Fate};
 use super::model::{DesiredPod, Origin, Problem, SecretData, Warning};
+use super::network::{Kind, NetworkObject};
 use crate::api::config::{ConfigMap, Secret};
+use crate::api::endpoint_slice::EndpointSlice;
+use crate::api::namespace::Namespace;
+use crate::api::network_policy::NetworkPolicy;
 use crate::api::pod::Pod;
+use crate::api::service::Service;
 use crate::api::yaml::{Node, Unknown, Value, YamlError};
 use crate::api::{base64, meta::ObjectMeta};
 use crate::kubelet::{defaults, validate};
@@ -29,7 +34,14 @@ pub struct Key {
 impl Key {
     /// `namespace/name`
     pub fn named(&self) -> String {
-        format!("{}/{}", self.namespace, self.name)
+        let slash = if self.namespace.is_empty() { "" } else { "/" };
+        format!("{}{slash}{}", self.namespace, self.name)
+    }
+
+    /// `service default/web`, for the kinds that packets are served from.
+    pub fn network_object(&self) -> Option<String> {
+        let concerned = !matches!(self.kind, "Pod" | "ConfigMap" | "Secret");
+        concerned.then(|| format!("{} {}", self.kind, self.named()))
     }
 }
 
@@ -46,6 +58,7 @@ pub enum Body {
     Pod(DesiredPod),
     ConfigMap(Arc<Data>),
     Secret(Arc<SecretData>),
+    Network(NetworkObject),
 }
 
 /// Everything that one file holds.
@@ -133,13 +146,24 @@ impl Context<'_> {
             ("Pod", "v1") => self.pod(tree, out),
             ("ConfigMap", "v1") => self.config_map(tree, out),
             ("Secret", "v1") => self.secret(tree, out),
-            ("Pod" | "ConfigMap" | "Secret", _) => {
-                let why = format!("no kind \"{kind}\" is registered for version \"{version}\": write apiVersion: v1");
+            (Service::KIND, Service::VERSION) => self.network::<Service>(tree, out),
+            (EndpointSlice::KIND, EndpointSlice::VERSION) => self.network::<EndpointSlice>(tree, out),
+            (NetworkPolicy::KIND, NetworkPolicy::VERSION) => self.network::<NetworkPolicy>(tree, out),
+            (Namespace::KIND, Namespace::VERSION) => self.network::<Namespace>(tree, out),
+            ("Pod" | "ConfigMap" | "Secret" | Service::KIND | EndpointSlice::KIND | NetworkPolicy::KIND | Namespace::KIND, _) => {
+                let right = match kind.as_str() {
+                    EndpointSlice::KIND => EndpointSlice::VERSION,
+                    NetworkPolicy::KIND => NetworkPolicy::VERSION,
+                    _ => "v1",
+                };
+                let why = format!("no kind \"{kind}\" is registered for version \"{version}\": write apiVersion: {right}");
                 self.broken(None, "apiVersion", place, why, out);
             }
             (other, _) if known::is_kept_for_later(other) => out.others.push(format!("{version}/{other}")),
             _ => {
-                let why = format!("unknown kind \"{kind}\": Pod, ConfigMap and Secret are run here");
+                let why = format!(
+                    "unknown kind \"{kind}\": Pod, ConfigMap, Secret, Service, EndpointSlice, NetworkPolicy and Namespace are run here"
+                );
                 self.broken(None, "kind", tree.locate("kind"), why, out);
             }
         }
@@ -244,6 +268,47 @@ impl Context<'_> {
         }
     }
 
+    fn network<T: Kind>(&self, tree: Node, out: &mut Contents) {
+        let mut key = key(T::KIND, &tree);
+        if let Some(key) = key.as_mut().filter(|_| !T::NAMESPACED) {
+            key.namespace.clear();
+        }
+        let (mut object, unknown) = match tree.read::<T>() {
+            Ok(read) => read,
+            Err(error) => return self.refused(key, error, out),
+        };
+        let meta = object.meta();
+        meta.namespace = key.as_ref().map(|k| k.namespace.clone()).unwrap_or_default();
+        let mut wrong: Vec<(String, String)> = object.invalid().into_iter().map(|i| (i.field, i.message)).collect();
+        for Unknown { field, line, column } in unknown {
+            match known::network_fate(T::KIND, &field) {
+                Fate::Silent => {}
+                Fate::NotYet => {
+                    self.problem(key.as_ref(), &field, (line, column), "not honoured by this version".to_owned(), out)
+                }
+                Fate::Refused | Fate::Unknown if T::STRICT => {
+                    let why = "unknown field: without it this would mean something else, so it is refused: correct or remove it";
+                    wrong.push((field, why.to_owned()));
+                }
+                Fate::Refused | Fate::Unknown => {
+                    self.problem(key.as_ref(), &field, (line, column), "unknown field, ignored".to_owned(), out);
+                }
+            }
+        }
+        match key {
+            Some(key) if wrong.is_empty() => {
+                let body = Body::Network(object.object());
+                out.objects.push(Object { key, document: self.document, line: self.line, body });
+            }
+            key => {
+                for (field, message) in wrong {
+                    self.problem(key.as_ref(), &field, tree.locate(&field), message, out);
+                }
+                out.broken.push(key);
+            }
+        }
+    }
+
     /// Fields of a ConfigMap or Secret that mean nothing: told, and the rest is used.
     fn unknown(&self, unknown: Vec<Unknown>, out: &mut Contents) {
         for Unknown { field, line, column } in unknown {
@@ -293,6 +358,7 @@ impl Context<'_> {
             line: place.0,
             column: place.1,
             pod: key.filter(|k| k.kind == "Pod").map(Key::named).unwrap_or_default(),
+            object: key.and_then(Key::network_object).unwrap_or_default(),
             field: format!("{}{dot}{field}", self.prefix),
             message,
             kept: false,

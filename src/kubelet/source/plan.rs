@@ -7,7 +7,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::model::{ConfigObjects, DesiredPod, Problem, SourceUpdate};
+use super::model::{ConfigObjects, DesiredPod, NetworkObjects, Problem, SourceUpdate};
+use super::network;
 use super::object::{self, Body, Contents, Key, Object};
 use crate::api::yaml::{self, Limits, YamlError};
 use crate::store::ids::PodUid;
@@ -42,6 +43,7 @@ struct Holder {
     file: String,
 }
 
+#[derive(Default)]
 pub struct Desired {
     node_name: String,
     files: BTreeMap<String, FileState>,
@@ -50,6 +52,10 @@ pub struct Desired {
     seen: BTreeMap<PodUid, String>,
     /// Pods of an earlier life of the agent whose file was not yet looked at.
     stored: Vec<DesiredPod>,
+    /// And what packets were served from: files and their objects.
+    stored_network: Vec<(String, Object)>,
+    /// What the last update said; the same one while nothing changes.
+    network: Arc<NetworkObjects>,
     /// Whether the directory was ever seen in this life.
     looked: bool,
 }
@@ -67,7 +73,30 @@ impl Desired {
                 seen.insert(pod.uid.clone(), at.clone());
             }
         }
-        Desired { node_name, files: BTreeMap::new(), holders, seen, stored: known, looked: false }
+        Desired {
+            node_name,
+            files: BTreeMap::new(),
+            holders,
+            seen,
+            stored: known,
+            stored_network: Vec::new(),
+            network: Arc::default(),
+            looked: false,
+        }
+    }
+
+    /// With what [`Desired::remember`] gave in an earlier life.
+    pub fn recalling(mut self, stored: Vec<(String, Object)>) -> Desired {
+        for (file, object) in &stored {
+            self.holders.insert(object.key.clone(), Holder { uid: None, file: file.clone() });
+        }
+        self.stored_network = stored;
+        self
+    }
+
+    /// The last good versions of what packets are served from, for [`network::recall`].
+    pub fn remember(&self) -> Option<Vec<u8>> {
+        network::remember(self.objects())
     }
 
     /// Whether any pod is wanted, by a file or by the store.
@@ -92,6 +121,15 @@ impl Desired {
             Err(message) => {
                 let mut update = self.render();
                 update.complete = false;
+                if !self.looked {
+                    let mut network = NetworkObjects::default();
+                    for (_, object) in &self.stored_network {
+                        if let Body::Network(body) = &object.body {
+                            network.insert(&object.key, body);
+                        }
+                    }
+                    update.network = Arc::new(network);
+                }
                 let wanted: BTreeSet<PodUid> = update.pods.iter().map(|p| p.uid.clone()).collect();
                 update.pods.extend(self.stored.iter().filter(|p| !wanted.contains(&p.uid)).cloned());
                 update.problems.insert(0, Problem { message, kept: self.any_pod(), ..Problem::default() });
@@ -100,7 +138,7 @@ impl Desired {
         };
         let mut old = std::mem::take(&mut self.files);
         // What stands in no file any more. A broken file that nobody knows may be its new home.
-        let mut leaving = self.stored_objects(|pod| !found.contains_key(&pod.origin.file));
+        let mut leaving = self.stored_objects(|file| !found.contains_key(file));
         leaving.extend(old.iter().filter(|(name, _)| !found.contains_key(*name)).flat_map(|(_, f)| f.objects.iter().cloned()));
         for (name, found) in found {
             let before = old.remove(&name);
@@ -110,6 +148,7 @@ impl Desired {
         self.looked = true;
         // What the store knew is now part of some file's state, or gone.
         self.stored.clear();
+        self.stored_network.clear();
         self.render()
     }
 
@@ -118,7 +157,7 @@ impl Desired {
         let fresh = before.is_none();
         let mut before = before.unwrap_or_default();
         if fresh {
-            before.objects = self.stored_objects(|pod| pod.origin.file == name);
+            before.objects = self.stored_objects(|file| file == name);
         }
         let known = |state: &mut FileState| {
             if state.objects.is_empty() && fresh {
@@ -158,7 +197,8 @@ impl Desired {
                         if fresh {
                             // The store has pods but no ConfigMaps and Secrets: those that can be
                             // read keep the pods alive that use them.
-                            state.objects.extend(part.objects.into_iter().filter(|o| o.key.kind != "Pod"));
+                            let stored = |o: &Object| matches!(o.body, Body::Pod(_) | Body::Network(_));
+                            state.objects.extend(part.objects.into_iter().filter(|o| !stored(o)));
                         }
                         state
                     }
@@ -196,14 +236,15 @@ impl Desired {
         (contents, None)
     }
 
-    fn stored_objects(&self, wanted: impl Fn(&DesiredPod) -> bool) -> Vec<Object> {
-        let stored = self.stored.iter().filter(|pod| wanted(pod));
+    fn stored_objects(&self, wanted: impl Fn(&str) -> bool) -> Vec<Object> {
+        let stored = self.stored.iter().filter(|pod| wanted(&pod.origin.file));
         let object = |pod: &DesiredPod| {
             let meta = &pod.pod.metadata;
             let key = Key { kind: "Pod", namespace: meta.namespace.clone(), name: meta.name.clone() };
             Object { key, document: pod.origin.document, line: 0, body: Body::Pod(pod.clone()) }
         };
-        stored.map(object).collect()
+        let network = self.stored_network.iter().filter(|(file, _)| wanted(file)).map(|(_, object)| object.clone());
+        stored.map(object).chain(network).collect()
     }
 
     /// Settles who holds each name.
@@ -214,6 +255,7 @@ impl Desired {
         }
         let mut pods = Vec::new();
         let mut configs = ConfigObjects::default();
+        let mut network = NetworkObjects::default();
         let mut problems: Vec<Problem> = self.files.values().flat_map(|f| f.problems.iter().cloned()).collect();
         let mut holders = BTreeMap::new();
         for (key, claims) in claims {
@@ -238,6 +280,10 @@ impl Desired {
                     configs.secrets.insert((key.namespace.clone(), key.name.clone()), Arc::clone(data));
                     None
                 }
+                Body::Network(object) => {
+                    network.insert(&key, object);
+                    None
+                }
             };
             holders.insert(key, Holder { uid, file: file.clone() });
         }
@@ -248,7 +294,11 @@ impl Desired {
                 |p: &DesiredPod| (p.uid.clone(), p.pod.metadata.annotations.get(object::SEEN).cloned().unwrap_or_default());
             self.seen = pods.iter().map(seen).collect();
         }
-        SourceUpdate { complete: self.looked, pods, configs: Arc::new(configs), problems }
+        // Readers tell by the pointer whether anything of it has changed.
+        if *self.network != network {
+            self.network = Arc::new(network);
+        }
+        SourceUpdate { complete: self.looked, pods, configs: Arc::new(configs), network: Arc::clone(&self.network), problems }
     }
 
     /// Other known kinds that stand in the directory, with one file each.
@@ -267,7 +317,11 @@ fn merged(known: Vec<Object>, new: Contents, digest: [u8; 32]) -> FileState {
     let kept: Vec<Object> = known.into_iter().filter(stands).collect();
     let mut state = FileState { digest: Some(digest), others: new.others, problems: new.problems, objects: new.objects };
     for problem in &mut state.problems {
-        let meant = |o: &Object| problem.pod.is_empty() || (o.key.kind == "Pod" && problem.pod == o.key.named());
+        let meant = |o: &Object| match (problem.pod.as_str(), problem.object.as_str()) {
+            ("", "") => true,
+            ("", object) => o.key.network_object().as_deref() == Some(object),
+            (pod, _) => o.key.kind == "Pod" && pod == o.key.named(),
+        };
         problem.kept = kept.iter().any(meant);
     }
     state.objects.extend(kept);
@@ -286,7 +340,7 @@ fn winner(holder: Option<&Holder>, claims: &[(&String, &Object)]) -> usize {
     let Some(holder) = holder else { return 0 };
     let uid = |object: &Object| match &object.body {
         Body::Pod(pod) => Some(pod.uid.clone()),
-        Body::ConfigMap(_) | Body::Secret(_) => None,
+        Body::ConfigMap(_) | Body::Secret(_) | Body::Network(_) => None,
     };
     let same_file = |claim: &(&String, &Object)| *claim.0 == holder.file;
     let same_uid = |claim: &(&String, &Object)| holder.uid.is_some() && uid(claim.1) == holder.uid;
@@ -304,6 +358,7 @@ fn lost(key: &Key, (file, loser): (&str, &Object), (winning_file, winner): (&str
         line: loser.line,
         column: u32::from(loser.line > 0),
         pod: if key.kind == "Pod" { name.clone() } else { String::new() },
+        object: key.network_object().unwrap_or_default(),
         field: "metadata.name".to_owned(),
         message: format!(
             "{kind} {name} is already defined in {winning_file} (document {}{}), which counts: remove one of the two or rename this one",
@@ -325,3 +380,7 @@ fn sha256(bytes: &[u8]) -> [u8; 32] {
 #[cfg(test)]
 #[path = "plan_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "network_tests.rs"]
+mod network_tests;

@@ -17,12 +17,15 @@ use tracing::{error, info, warn};
 use super::directory::{Directory, Listing};
 use super::identity::{Identity, Last, doubt};
 use super::model::{Problem, SourceUpdate};
+use super::network::{self, MEMORY_MAX};
 use super::plan::{Desired, Look};
 use crate::api::time::WallTime;
 use crate::obs::chain;
 use crate::store::atomic;
 use crate::sys::clock;
 
+/// Beside the file of the directory's identity.
+const NETWORK_MEMORY: &str = "manifests-network.json";
 const POLL: Duration = Duration::from_secs(20);
 /// While the directory is gone, or a file moves.
 const SOON: Duration = Duration::from_secs(1);
@@ -71,6 +74,7 @@ impl<F: FnMut(SourceUpdate) -> bool> Watcher<F> {
                 None
             }
         };
+        self.recall();
         self.state.inotify = match Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK) {
             Ok(inotify) => Some(inotify),
             Err(e) => {
@@ -82,6 +86,7 @@ impl<F: FnMut(SourceUpdate) -> bool> Watcher<F> {
             let (look, wait) = self.look();
             let update = self.desired.look(look, &WallTime(clock::wall_nanos()).seconds());
             self.tell(&update);
+            self.keep(&update);
             if self.state.last.as_ref() != Some(&update) {
                 self.state.last = Some(update.clone());
                 if !(self.deliver)(update) {
@@ -91,6 +96,43 @@ impl<F: FnMut(SourceUpdate) -> bool> Watcher<F> {
             if !self.wait(wait) {
                 return;
             }
+        }
+    }
+
+    /// What packets are served from outlives the agent: after a restart a broken file still has
+    /// its last good version.
+    fn keep(&mut self, update: &SourceUpdate) {
+        let unchanged = self.state.last.as_ref().is_some_and(|last| std::sync::Arc::ptr_eq(&last.network, &update.network));
+        if !update.complete || unchanged {
+            return;
+        }
+        let Some(bytes) = self.desired.remember() else {
+            warn!("the manifests hold more Services and policies than are remembered over a restart");
+            return;
+        };
+        let path = self.memory.with_file_name(NETWORK_MEMORY);
+        // Where nothing has changed since the last life nothing is written either.
+        match atomic::read_bounded(&path, MEMORY_MAX) {
+            Ok(Some(old)) if old == bytes => return,
+            Ok(None) if bytes == b"[]" => return,
+            Ok(_) => {}
+            Err(e) => warn!("{}", chain(&e)),
+        }
+        if let Err(e) = atomic::write(&path, &bytes, 0o600) {
+            warn!("{}: a broken file has no last good version after a restart", chain(&e));
+        }
+    }
+
+    fn recall(&mut self) {
+        let path = self.memory.with_file_name(NETWORK_MEMORY);
+        let known = match atomic::read_bounded(&path, MEMORY_MAX) {
+            Ok(None) => return,
+            Ok(Some(bytes)) => network::recall(&bytes).map_err(|e| e.to_string()),
+            Err(e) => Err(chain(&e).to_string()),
+        };
+        match known {
+            Ok(known) => self.desired = std::mem::take(&mut self.desired).recalling(known),
+            Err(e) => warn!("{}: {e}: not used", path.display()),
         }
     }
 

@@ -13,7 +13,12 @@ use crate::volumes::model::Data;
 mod container;
 pub(super) use container::subscript;
 pub mod names;
+mod policy;
+mod service;
 mod volume;
+
+pub use policy::network_policy;
+pub use service::{endpoint_slice, namespace, service};
 
 /// `spec.containers[0].name: Required value`, and the cure.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -22,6 +22,13 @@ pub fn label(text: &str) -> Option<String> {
     })
 }
 
+/// RFC 1035: a Service's name.
+pub fn service(text: &str) -> Option<String> {
+    (!is_label(text) || !text.starts_with(|c: char| c.is_ascii_lowercase())).then(|| {
+        "a DNS-1035 label must consist of lower case alphanumeric characters or '-', start with an alphabetic character, and end with an alphanumeric character (e.g. 'my-name', or 'abc-123')".to_owned()
+    })
+}
+
 /// Labels with dots between them: pod names, host names.
 pub fn subdomain(text: &str) -> Option<String> {
     if text.len() > 253 {

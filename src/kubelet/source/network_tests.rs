@@ -1,0 +1,122 @@
+//! Services and policies of the manifests from look to look, and over a restart.
+
+use super::super::network::recall;
+use super::*;
+
+const T: &str = "2026-11-30T10:00:00Z";
+
+fn found<const N: usize>(files: [(&str, &str); N]) -> BTreeMap<String, Found> {
+    files.into_iter().map(|(name, text)| (name.to_owned(), Found::Text(text.as_bytes().to_vec()))).collect()
+}
+
+fn desired() -> Desired {
+    Desired::new("node".to_owned(), Vec::new())
+}
+
+fn service(name: &str, port: i32) -> String {
+    format!("apiVersion: v1\nkind: Service\nmetadata: {{name: {name}}}\nspec:\n  ports: [{{port: {port}}}]\n")
+}
+
+fn policy(name: &str, more: &str) -> String {
+    format!(
+        "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {{name: {name}, namespace: prod}}\nspec:\n  podSelector: {{}}\n{more}"
+    )
+}
+
+fn ports(update: &SourceUpdate) -> Vec<String> {
+    update.network.services.iter().map(|((ns, name), s)| format!("{ns}/{name}:{}", s.spec.ports[0].port)).collect()
+}
+
+fn messages(update: &SourceUpdate) -> Vec<String> {
+    update.problems.iter().map(|p| format!("{p}{}", if p.kept { " [kept]" } else { "" })).collect()
+}
+
+#[test]
+fn all_four_kinds_are_read_and_the_rest_of_them_is_told() {
+    let text = format!(
+        "{}---\n{}---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {{name: s, labels: {{kubernetes.io/service-name: web}}}}\naddressType: IPv4\nendpoints: [{{addresses: [10.0.0.1]}}]\nports: [{{port: 80, appProtocol: http}}]\n---\napiVersion: v1\nkind: Namespace\nmetadata: {{name: prod, labels: {{tier: gold}}}}\nspec: {{finalizers: [kubernetes]}}\n",
+        service("web", 80) + "  loadBalancerIP: 10.0.0.1\n  selectr: {a: b}\nstatus: {conditions: []}\n",
+        policy("deny", "")
+    );
+    let update = desired().look(Ok(found([("n.yaml", &text)])), T);
+    let network = &update.network;
+    assert_eq!(ports(&update), ["default/web:80"]);
+    assert!(network.policies.contains_key(&("prod".into(), "deny".into())));
+    assert_eq!(network.slices[&("default".into(), "s".into())].service(), Some("web"));
+    assert_eq!(network.namespaces["prod"].metadata.labels["tier"], "gold");
+    assert_eq!(
+        messages(&update),
+        [
+            "n.yaml document 1 line 6:3, Service default/web, spec.loadBalancerIP: not honoured by this version",
+            "n.yaml document 1 line 7:3, Service default/web, spec.selectr: unknown field, ignored"
+        ]
+    );
+    // The same world is the same value, which readers tell by its pointer.
+    let mut d = desired();
+    let first = d.look(Ok(found([("n.yaml", &text)])), T);
+    let second = d.look(Ok(found([("n.yaml", &text), ("c.yaml", "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: c}\n")])), T);
+    assert!(Arc::ptr_eq(&first.network, &second.network));
+}
+
+#[test]
+fn a_wrong_object_keeps_its_last_good_version_and_is_named() {
+    let mut d = desired();
+    let good = format!("{}---\n{}", service("web", 80), policy("deny", ""));
+    d.look(Ok(found([("a.yaml", &good)])), T);
+    let bad = format!("{}---\n{}", service("web", 99_999), policy("deny", "  policyTypes: [Ingress]\n  ingres: []\n"));
+    let update = d.look(Ok(found([("a.yaml", &bad)])), T);
+    assert_eq!(ports(&update), ["default/web:80"]);
+    assert!(update.network.policies[&("prod".into(), "deny".into())].spec.policy_types.is_empty());
+    assert_eq!(
+        messages(&update),
+        [
+            "a.yaml document 1 line 5:12, Service default/web, spec.ports[0].port: Invalid value: \"99999\": must be between 1 and 65535, inclusive [kept]",
+            "a.yaml document 2 line 13:3, NetworkPolicy prod/deny, spec.ingres: unknown field: without it this would mean something else, so it is refused: correct or remove it [kept]"
+        ]
+    );
+    assert_eq!(ports(&d.look(Ok(found([("a.yaml", "kind: [")])), T)), ["default/web:80"]);
+    assert_eq!(ports(&d.look(Err("gone".to_owned()), T)), ["default/web:80"]);
+    let wrong = service("web", 80).replace("apiVersion: v1", "apiVersion: v1beta1")
+        + "---\n"
+        + &policy("x", "").replace("networking.k8s.io/v1", "extensions/v1beta1");
+    let update = desired().look(Ok(found([("a.yaml", &wrong)])), T);
+    assert_eq!(
+        messages(&update),
+        [
+            "a.yaml document 1 line 1:1, apiVersion: no kind \"Service\" is registered for version \"v1beta1\": write apiVersion: v1",
+            "a.yaml document 2 line 7:1, apiVersion: no kind \"NetworkPolicy\" is registered for version \"extensions/v1beta1\": write apiVersion: networking.k8s.io/v1"
+        ]
+    );
+    let twice = d.look(Ok(found([("a.yaml", &service("web", 80)), ("b.yaml", &service("web", 81))])), T);
+    assert_eq!(ports(&twice), ["default/web:80"]);
+    assert!(
+        messages(&twice)[0].contains(
+            "b.yaml document 1 line 1:1, Service default/web, metadata.name: service default/web is already defined in a.yaml"
+        ),
+        "{:?}",
+        messages(&twice)
+    );
+    let gone = d.look(Ok(BTreeMap::new()), T);
+    assert!(gone.complete && *gone.network == NetworkObjects::default());
+}
+
+#[test]
+fn after_a_restart_a_broken_file_still_has_its_services_and_policies() {
+    let mut d = desired();
+    let text = format!("{}---\n{}", service("web", 80), policy("deny", ""));
+    let before = d.look(Ok(found([("a.yaml", &text)])), T);
+    let memory = d.remember().unwrap();
+    let again = || desired().recalling(recall(&memory).unwrap());
+    for name in ["a.yaml", "renamed.yaml"] {
+        let update = again().look(Ok(found([(name, "kind: [")])), T);
+        assert_eq!(update.network, before.network, "{name}");
+        assert!(update.complete && update.problems[0].kept);
+    }
+    let unseen = again().look(Err("gone".to_owned()), T);
+    assert!(!unseen.complete && unseen.network == before.network);
+    // Of a file that is whole what stands in it counts, also what has left it.
+    assert_eq!(ports(&again().look(Ok(found([("a.yaml", &service("other", 1))])), T)), ["default/other:1"]);
+    assert_eq!(*again().look(Ok(BTreeMap::new()), T).network, NetworkObjects::default());
+    assert_eq!(again().look(Ok(found([("a.yaml", &text)])), T).network, before.network);
+    assert!(recall(b"[{").is_err());
+}
