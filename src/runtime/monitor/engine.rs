@@ -16,12 +16,14 @@ use std::rc::Rc;
 
 use libcontainer::container::Container;
 use libcontainer::container::builder::ContainerBuilder;
+use libcontainer::prepared; // one of our patches: where it is missing, run vendor/fetch
 use libcontainer::syscall::syscall::SyscallType;
 use libcontainer::workload::{Executor, ExecutorError, ExecutorValidationError};
 use nix::errno::Errno;
 use oci_spec::runtime::Spec;
 
 use super::wire::{Failure, Kind};
+use crate::runtime::cgroup::Door;
 
 /// What the container's or process's program gets as its first three descriptors.
 #[derive(Debug, Default)]
@@ -49,6 +51,20 @@ pub fn exec(state: &Path, id: &str, process: &Path, pid_file: &Path, stdio: Stdi
     let builder = builder(state, id, pid_file, stdio, report)?.as_tenant();
     let pid = builder.with_process(Some(process)).with_detach(true).as_sibling(true).build().map_err(refused)?;
     Ok(pid.as_raw())
+}
+
+/// What a call of this process would otherwise look for, or compute anew.
+pub fn prepare(door: Door, filter: Option<Vec<libc::sock_filter>>) {
+    prepared::cgroups(prepared::Cgroups { tasks: door.tasks, directory: door.directory });
+    if let Some(filter) = filter {
+        prepared::filter(filter);
+    }
+}
+
+/// None where a profile is more than a filter, or cannot be compiled: the call itself says why.
+pub fn compile(profile: &str) -> Option<Vec<libc::sock_filter>> {
+    let profile = serde_json::from_str(profile).ok()?;
+    libcontainer::seccomp::compile(&profile).ok()?
 }
 
 fn builder(state: &Path, id: &str, pid_file: &Path, stdio: Stdio, report: OwnedFd) -> Result<ContainerBuilder, Failure> {

@@ -9,6 +9,7 @@
 //!    └─────────────── parent of all of them (as_sibling) ──────────────┘
 //! ```
 
+use std::error::Error;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -16,7 +17,9 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::engine::{self, Stdio};
+use super::filter;
 use super::wire::{Failure, Kind};
+use crate::runtime::cgroup::Cgroups;
 use crate::sys::{failpoint, process, seqpacket};
 
 /// The name of its process, so that what is left of a dead one can be told.
@@ -37,6 +40,11 @@ pub struct Call {
     pub tty: bool,
     /// Write end of the program's report; not for `Start`.
     pub report: Option<OwnedFd>,
+    pub cgroups: Cgroups,
+    /// The container's own.
+    pub cgroup: String,
+    /// Where compiled filters are kept.
+    pub filters: PathBuf,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -111,7 +119,11 @@ fn child(call: Call, channel: &OwnedFd) -> io::Result<()> {
 }
 
 fn run(call: Call) -> Result<(i32, Option<OwnedFd>), Failure> {
-    let Call { verb, id, dir, state, stdin, stdout, stderr, tty, report } = call;
+    let Call { verb, id, dir, state, stdin, stdout, stderr, tty, report, cgroups, cgroup, filters } = call;
+    if verb != Verb::Start {
+        let door = cgroups.door(&cgroup).map_err(|e| Failure::new(Kind::Io, chain(&e)))?;
+        engine::prepare(door, filter::ready(&filters, &dir));
+    }
     let pid_file = pid_file(&dir, &verb);
     let io = |e: io::Error| Failure::new(Kind::Io, format!("console socket in {}: {e}", dir.display()));
     let console = if tty { Some(Console::open(&dir).map_err(io)?) } else { None };
@@ -124,6 +136,10 @@ fn run(call: Call) -> Result<(i32, Option<OwnedFd>), Failure> {
     };
     let pty = console.map(|console| console.receive().map_err(io)).transpose()?;
     Ok((pid, pty))
+}
+
+fn chain(error: &dyn Error) -> String {
+    error.source().map_or_else(|| error.to_string(), |source| format!("{error}: {}", chain(source)))
 }
 
 /// The socket that the terminal's master side arrives at.
