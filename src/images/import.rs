@@ -21,6 +21,7 @@ use super::manifest::{self, Descriptor, Document, MAX_DOCUMENT};
 use super::model::{ImportOptions, Limits, Platform};
 use super::reference;
 use super::stage::FeedError;
+use crate::sys::chain::chain;
 
 /// Files of an archive, at most.
 const MAX_FILES: usize = 10_000;
@@ -160,7 +161,7 @@ fn spread(path: &Path, scratch: &Path, limits: &Limits) -> Result<(Files, BTreeM
     let mut others = BTreeMap::new();
     let mut links: Vec<(String, String)> = Vec::new();
     let mut count = 0usize;
-    while let Some(entry) = archive.next_entry().map_err(|e| malformed(&chain(&e)))? {
+    while let Some(entry) = archive.next_entry().map_err(|e| malformed(&chain(&e).to_string()))? {
         let name = match std::str::from_utf8(&entry.name) {
             Ok(name) => name.trim_start_matches("./").trim_start_matches('/').to_owned(),
             Err(_) => return Err(PullError::refused(format!("it holds a name that is no text: {}", show(&entry.name)))),
@@ -196,13 +197,6 @@ fn spread(path: &Path, scratch: &Path, limits: &Limits) -> Result<(Files, BTreeM
         }
     }
     Ok((files, others))
-}
-
-fn chain(error: &dyn std::error::Error) -> String {
-    match error.source() {
-        Some(source) => format!("{error}: {}", chain(source)),
-        None => error.to_string(),
-    }
 }
 
 fn copy(from: &mut impl Read, to: &mut File, path: &Path) -> Result<(), PullError> {

@@ -14,8 +14,9 @@ use super::leases::Lease;
 use super::model::{Cidr, Feature, L4, NetError};
 use super::plan::Names;
 use super::tables::{Elements, Layout, SETS, difference};
-use super::{Chain, Inner, note_lack};
+use super::{Inner, note_lack};
 use crate::store::effects::Effect;
+use crate::sys::chain::chain;
 use crate::sys::conntrack;
 use crate::sys::netlink::Socket;
 use crate::sys::nftables::{self, Batch};
@@ -252,7 +253,7 @@ impl Inner {
             match conntrack::open().and_then(|mut socket| conntrack::forget_answering(&mut socket, *ip)) {
                 Ok(_) => {}
                 Err(e) if matches!(e.errno(), Errno::EPROTONOSUPPORT | Errno::EOPNOTSUPP | Errno::EINVAL) => {
-                    let lack = lacks::lack(Feature::Conntrack, Chain(&e).to_string());
+                    let lack = lacks::lack(Feature::Conntrack, chain(&e).to_string());
                     note_lack(&mut self.state().lacks, lack);
                 }
                 Err(source) => {

@@ -35,6 +35,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::store::effects::Effects;
+use crate::sys::chain::chain;
 use crate::sys::{clock, rtnl};
 use apply::reached;
 use ipam::Ipam;
@@ -146,7 +147,7 @@ impl Net {
             Err(error) => {
                 // What cannot be taken back now stays reserved: detach or the next start does it.
                 if let Err(undo) = self.detach(&request.uid) {
-                    tracing::warn!(pod = request.pod, uid = request.uid, error = %Chain(&undo), "a failed attach was not undone");
+                    tracing::warn!(pod = request.pod, uid = request.uid, error = %chain(&undo), "a failed attach was not undone");
                 }
                 Err(error)
             }
@@ -190,21 +191,6 @@ fn note_lack(lacks: &mut BTreeMap<Feature, Lack>, lack: Lack) {
         tracing::warn!(feature = ?lack.feature, said = lack.said, cure = lack.cure, "{}", lack.consequence);
         lack
     });
-}
-
-/// An error with its sources, on one line.
-struct Chain<'a>(&'a dyn std::error::Error);
-
-impl std::fmt::Display for Chain<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}", self.0)?;
-        let mut source = self.0.source();
-        while let Some(error) = source {
-            write!(f, ": {error}")?;
-            source = error.source();
-        }
-        Ok(())
-    }
 }
 
 impl Inner {

@@ -11,8 +11,9 @@ use super::apply::{journal, reached};
 use super::leases::Lease;
 use super::model::{Attachment, NetError};
 use super::pod::PodLink;
-use super::{Chain, Inner, Pod, observe, plan};
+use super::{Inner, Pod, observe, plan};
 use crate::store::effects::Effect;
+use crate::sys::chain::chain;
 use crate::sys::nftables::{self, Batch, Family};
 use crate::sys::{rtnl, sysctl};
 
@@ -55,7 +56,7 @@ impl Inner {
         // A host that cannot have a bridge still runs pods with its own network: whatever is wrong
         // here is tried again by the watch, and told to each pod that needs it.
         if let Err(error) = self.ensure_host().and_then(|()| self.ensure_tables()) {
-            tracing::warn!(error = %Chain(&error), "the pods' network is not whole after the start; it is tried again");
+            tracing::warn!(error = %chain(&error), "the pods' network is not whole after the start; it is tried again");
         }
         Ok(adopted)
     }

@@ -12,8 +12,9 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
+use super::Net;
 use super::model::NetError;
-use super::{Chain, Net};
+use crate::sys::chain::chain;
 use crate::sys::netlink::Socket;
 use crate::sys::{nftables, uevent};
 
@@ -59,7 +60,7 @@ fn optional(socket: Result<Socket, crate::sys::netlink::NetlinkError>, consequen
     match socket {
         Ok(socket) => Some(socket),
         Err(e) => {
-            tracing::warn!(error = %Chain(&e), "{consequence}; they are seen within 20 s");
+            tracing::warn!(error = %chain(&e), "{consequence}; they are seen within 20 s");
             None
         }
     }
@@ -108,7 +109,7 @@ impl Eyes {
     }
 
     fn tell(&mut self, result: Result<(), NetError>) {
-        let now = result.err().map(|e| Chain(&e).to_string()).unwrap_or_default();
+        let now = result.err().map(|e| chain(&e).to_string()).unwrap_or_default();
         if now != self.last_failure {
             match now.as_str() {
                 "" => tracing::info!("the host's network is as it should be again"),
@@ -128,7 +129,7 @@ fn drain(socket: &mut Option<Socket>, counts: impl Fn(&[u8]) -> bool) -> bool {
             Ok(None) => break,
             Err(e) if e.errno() == Errno::ENOBUFS => any = true,
             Err(e) => {
-                tracing::warn!(error = %Chain(&e), "lost a socket that tells of changes; they are seen within 20 s");
+                tracing::warn!(error = %chain(&e), "lost a socket that tells of changes; they are seen within 20 s");
                 *socket = None;
                 return true;
             }

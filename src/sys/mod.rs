@@ -5,6 +5,7 @@
 
 pub mod bpf;
 pub mod capability;
+pub mod chain;
 pub mod clock;
 pub mod conntrack;
 pub mod dir;

@@ -24,6 +24,7 @@ use oci_spec::runtime::Spec;
 
 use super::wire::{Failure, Kind};
 use crate::runtime::cgroup::Door;
+use crate::sys::chain::chain;
 
 /// What the container's or process's program gets as its first three descriptors.
 #[derive(Debug, Default)]
@@ -75,18 +76,8 @@ fn builder(state: &Path, id: &str, pid_file: &Path, stdio: Stdio, report: OwnedF
     Ok(builder)
 }
 
-/// The whole chain of an error in one line, without the parts that repeat what was said.
-fn refused(error: impl Error) -> Failure {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(error) = source {
-        let words = error.to_string();
-        if !text.contains(&words) {
-            text = format!("{text}: {words}");
-        }
-        source = error.source();
-    }
-    Failure::new(Kind::Refused, text)
+fn refused(error: impl Error + 'static) -> Failure {
+    Failure::new(Kind::Refused, chain(&error).to_string())
 }
 
 /// Finds and executes the program as runc does, and tells the monitor through a pipe why it could
