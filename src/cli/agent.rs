@@ -1,21 +1,19 @@
 //! `coracle agent`: the node itself.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use nix::sys::signal::{SigSet, Signal};
-use serde::{Deserialize, Serialize};
 
 use super::args::{Body, Flag, Given, INSTANCE, LOG_FORMAT, LOG_LEVEL, NO_OPERANDS, ROOT, Verb};
 use super::exit::{CliError, Exit};
 use super::version;
 use crate::config::{self, Config};
 use crate::kubelet::agent::Agent;
+use crate::kubelet::remembered;
 use crate::kubelet::server::{Door, Facts, Server};
 use crate::obs;
 use crate::obs::notify::Notifier;
 use crate::obs::{Format, LogOptions};
-use crate::store;
 use crate::sys::clock;
 
 const MANIFESTS: Flag = Flag {
@@ -195,44 +193,9 @@ fn is_dns_name(name: &str) -> bool {
     name.len() <= 253 && name.split('.').all(label)
 }
 
-/// What one that ends the pods must know of the agent that made them: `coracle stop-all` and
-/// `coracle uninstall` are not given its flags.
-#[derive(Serialize, Deserialize)]
-struct Remembered {
-    instance: String,
-    cgroup_parent: String,
-    pod_cidrs: Vec<String>,
-    mtu: Option<u32>,
-}
-
-fn remembered_at(config: &Config) -> PathBuf {
-    config.roots.run.join("agent.json")
-}
-
-fn remember(config: &Config) -> Result<(), CliError> {
-    let remembered = Remembered {
-        instance: config.instance.clone(),
-        cgroup_parent: config.cgroup_parent.clone(),
-        pod_cidrs: config.pod_cidrs.clone(),
-        mtu: config.mtu,
-    };
-    let bytes = serde_json::to_vec(&remembered).map_err(|e| CliError::because("keep the agent's flags", e))?;
-    store::atomic::write(&remembered_at(config), &bytes, 0o600).map_err(|e| CliError::because("keep the agent's flags", e))
-}
-
-/// The flags of the last agent of this root and boot; those given where none has run.
-pub fn remembered(mut config: Config) -> Result<Config, CliError> {
-    let path = remembered_at(&config);
-    let failed = |e| CliError::because("read the last agent's flags", e);
-    if let Some(bytes) = store::atomic::read_bounded(&path, 64 << 10).map_err(failed)? {
-        let last: Remembered =
-            serde_json::from_slice(&bytes).map_err(|e| CliError::because(format!("read {}", path.display()), e))?;
-        config.instance = last.instance;
-        config.cgroup_parent = last.cgroup_parent;
-        config.pod_cidrs = last.pod_cidrs;
-        config.mtu = last.mtu;
-    }
-    Ok(config)
+/// [`config`], or what the last agent of this root was told: for verbs that end its pods.
+pub fn remembered(given: &Given) -> Result<Config, CliError> {
+    remembered::recall(config(given)?).map_err(|e| CliError::because("find out how the agent was started", e))
 }
 
 pub fn log_options(given: &Given) -> Result<LogOptions, CliError> {
@@ -261,7 +224,6 @@ fn run(given: &Given) -> Result<Exit, CliError> {
     let agent = Agent::open(config).map_err(|e| CliError::because("start the agent", e))?;
     let (pods, living) = agent.adopted();
     let config = &agent.rooms.config;
-    remember(config)?;
     tracing::info!(
         version = version::VERSION,
         node = config.node_name,

@@ -13,6 +13,7 @@ pub mod plan;
 pub mod pull_secret;
 pub mod qos;
 pub mod recover;
+pub mod remembered;
 pub mod rooms;
 pub mod server;
 pub mod source;

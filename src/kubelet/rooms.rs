@@ -10,6 +10,7 @@ use std::sync::{Arc, mpsc};
 
 use super::qos::NodeCapacity;
 use super::recover::Found;
+use super::remembered::{self, RememberError};
 use super::source::{self, DesiredPod};
 use crate::api::yaml;
 use crate::config::Config;
@@ -67,6 +68,8 @@ pub enum OpenError {
     Volumes(#[from] VolumeError),
     #[error("use this host's cgroups")]
     Cgroups(#[from] CgroupError),
+    #[error("keep the agent's flags")]
+    Remember(#[from] RememberError),
 }
 
 /// What a start found, and what the source may need of it.
@@ -93,6 +96,11 @@ pub fn open(config: Config, events: Sender<RuntimeEvent>) -> Result<Start, OpenE
         );
     }
     runtime::mount_run(&config.roots.run)?;
+    // Without manifests we are here to end pods: nothing is made for them.
+    let keeps = config.manifests.is_some();
+    if keeps {
+        remembered::remember(&config)?;
+    }
     let (effects, _) = Effects::open(&config.roots.run, &boot_id)?;
     let effects = Arc::new(effects);
     let cgroups = Cgroups::detect(&config.cgroup_parent)?;
@@ -108,10 +116,14 @@ pub fn open(config: Config, events: Sender<RuntimeEvent>) -> Result<Start, OpenE
     let cidrs = config.pod_cidrs.iter().map(|text| text.parse()).collect::<Result<Vec<_>, _>>()?;
     let net_config = NetConfig { instance: config.instance.clone(), cidrs, run: config.roots.run.clone(), mtu: config.mtu };
     let net = Net::open(net_config, Arc::clone(&effects))?;
+    // Before, so that what lives has a bridge; and after, since more may have been found to live.
     // A host without a bridge still runs hostNetwork pods; each other pod says why it cannot.
-    if let Err(error) = net.ensure() {
-        tracing::error!(error = %crate::obs::chain(&error), "the pods' network is not whole; it is tried again");
-    }
+    let ensure = || {
+        if keeps && let Err(error) = net.ensure() {
+            tracing::error!(error = %crate::obs::chain(&error), "the pods' network is not whole; it is tried again");
+        }
+    };
+    ensure();
     let living: Vec<(String, PathBuf)> =
         sandboxes.iter().filter(|s| s.alive).filter_map(|s| Some((s.uid.as_str().to_owned(), s.pins.net.clone()?))).collect();
     let attached = net
@@ -119,6 +131,7 @@ pub fn open(config: Config, events: Sender<RuntimeEvent>) -> Result<Start, OpenE
         .into_iter()
         .filter_map(|(uid, attachment)| Some((PodUid::parse(&uid).ok()?, attachment.addresses))) // keys are ours, of `living`
         .collect();
+    ensure();
     let volumes = Volumes::open(&config.roots.kubelet, Arc::clone(&effects))?;
     let images = Images::open(images_config(&config)?)?;
     let (known, manifests) = manifests(&store, &state);

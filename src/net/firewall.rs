@@ -99,12 +99,14 @@ impl Inner {
         // A feature that is missing makes the layout smaller, at most twice.
         while let Some(table) = self.possible_table(at) {
             let wanted = self.wanted_elements(&table.layout);
+            let family = table.layout.family().name();
+            let effect = Effect::NftTable { family: family.to_owned(), name: table.layout.table.clone() };
             if self.is_whole(&table.layout)? {
+                // What we keep is in the journal, also after that was lost.
+                journal(self.effects.done(&effect))?;
                 self.repair_elements(&table.layout, &wanted)?;
                 break;
             }
-            let family = table.layout.family().name();
-            let effect = Effect::NftTable { family: family.to_owned(), name: table.layout.table.clone() };
             journal(self.effects.intent(&effect))?;
             reached("net.table.intent", family)?;
             match lacks::install(&table.layout, &wanted) {

@@ -168,8 +168,9 @@ impl Net {
         self.inner.detach(uid)
     }
 
-    /// Once at start, before any attach: adopts what lives (uid and pinned netns), frees the rest.
-    /// Living pods that are not in the answer lost their link or never had it whole: attach them.
+    /// Once at start, before any attach: adopts what lives (uid and pinned netns), frees the rest
+    /// and makes nothing. Living pods that are not in the answer lost their link or never had it
+    /// whole: attach them.
     pub fn recover(&self, living: &[(String, PathBuf)]) -> Result<Vec<(String, Attachment)>, NetError> {
         self.inner.recover(living)
     }

@@ -94,9 +94,7 @@ impl Eyes {
             }
             let table = self.net.inner.names.table.clone();
             let touched = drain(&mut self.tables, |datagram| nftables::concerns(datagram, &table));
-            let loaded = drain(&mut self.devices, |datagram| {
-                uevent::parse(datagram).is_some_and(|(action, path)| action == "add" && path == "/module/br_netfilter")
-            });
+            let loaded = drain(&mut self.devices, tells_of_br_netfilter);
             if next <= Instant::now() || loaded {
                 next = Instant::now() + EVERY;
                 let result = self.net.ensure();
@@ -120,6 +118,11 @@ impl Eyes {
     }
 }
 
+/// It is loaded (its parameters begin with 1), or taken away again.
+fn tells_of_br_netfilter(datagram: &[u8]) -> bool {
+    uevent::parse(datagram).is_some_and(|(action, path)| matches!(action, "add" | "remove") && path == "/module/br_netfilter")
+}
+
 /// Reads all that is there; true where one of them counts, or where some were lost.
 fn drain(socket: &mut Option<Socket>, counts: impl Fn(&[u8]) -> bool) -> bool {
     let mut any = false;
@@ -136,4 +139,25 @@ fn drain(socket: &mut Option<Socket>, counts: impl Fn(&[u8]) -> bool) -> bool {
         }
     }
     any
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_coming_and_going_of_br_netfilter_counts() {
+        for (datagram, counts) in [
+            (&b"add@/module/br_netfilter\0ACTION=add\0SUBSYSTEM=module\0"[..], true),
+            (b"remove@/module/br_netfilter\0", true),
+            (b"change@/module/br_netfilter\0", false),
+            (b"add@/module/br_netfilter_x\0", false),
+            (b"add@/module/bridge\0", false),
+            (b"add@/devices/virtual/net/br_netfilter\0", false),
+            (b"libudev\0\xfe\xed\xca\xfe", false),
+            (b"", false),
+        ] {
+            assert_eq!(tells_of_br_netfilter(datagram), counts, "{}", String::from_utf8_lossy(datagram));
+        }
+    }
 }

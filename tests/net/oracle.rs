@@ -197,11 +197,7 @@ fn assert_default_routes(pod: &Oracle, eth0: u32) {
 
 #[test]
 fn the_rtnetlink_crate_reads_what_our_encoder_wrote() {
-    if !able() {
-        return;
-    }
-    let world = World::new();
-    let net = world.net();
+    let Some((world, net)) = World::with_net() else { return };
     let (a, b) = (world.pod("a"), world.pod("b"));
     world.attach(&net, "a", &a, &[]);
     world.attach(&net, "b", &b, &[]);
@@ -295,7 +291,7 @@ fn the_rtnetlink_crate_reads_what_our_encoder_wrote() {
         }
     }
     // A pod that is gone is gone for both.
-    world.node.run(|| net.detach("uid-b").unwrap());
+    world.detach(&net, "b");
     let node = Oracle::of(&world.node);
     assert_eq!(node.links().iter().filter(|l| l.master == Some(bridge.index)).count(), 1);
     assert_eq!(node.neighbours(bridge.index).len(), 2);

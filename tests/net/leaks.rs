@@ -1,0 +1,108 @@
+//! The shipped agent after 200 pods have come and gone: what it holds is what it held before.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::time::Duration;
+
+use crate::host::Host;
+use crate::world::able;
+
+const WAVE: usize = 10;
+const WAVES: usize = 20;
+
+/// What one process holds.
+#[derive(Debug)]
+struct Holds {
+    /// By what they are, e.g. `socket`, `/run/…/effects.journal`.
+    descriptors: BTreeMap<String, usize>,
+    threads: usize,
+    /// Memory of its own that is in use, KiB.
+    anonymous: u64,
+    children: usize,
+}
+
+fn holds(pid: u32) -> Holds {
+    let mut descriptors = BTreeMap::new();
+    for entry in fs::read_dir(format!("/proc/{pid}/fd")).unwrap().flatten() {
+        // One that is closed meanwhile is none.
+        let Ok(target) = fs::read_link(entry.path()) else { continue };
+        let kind = target.to_string_lossy().split(":[").next().unwrap_or_default().to_owned();
+        *descriptors.entry(kind).or_insert(0) += 1;
+    }
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let number = |name: &str| -> u64 {
+        let line = status.lines().find_map(|l| l.strip_prefix(name)).unwrap();
+        line.trim_start_matches(':').split_whitespace().next().unwrap().parse().unwrap()
+    };
+    let mut children = 0;
+    for task in fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten() {
+        children += fs::read_to_string(task.path().join("children")).unwrap_or_default().split_whitespace().count();
+    }
+    Holds { descriptors, threads: number("Threads") as usize, anonymous: number("RssAnon"), children }
+}
+
+/// Its worker threads go 3 s after the last work.
+fn at_rest(host: &Host) -> Holds {
+    std::thread::sleep(Duration::from_secs(5));
+    holds(host.agent.as_ref().unwrap().id())
+}
+
+fn wave(host: &Host, number: usize) {
+    // Not the ports of the wave before, whose pods are leaving.
+    let base = number % 2 * 100;
+    for n in 0..WAVE {
+        // UDP, so that flows are looked through too.
+        let text = format!(
+            "apiVersion: v1\nkind: Pod\nmetadata: {{name: w{number}p{n}}}\nspec:\n  terminationGracePeriodSeconds: 0\n  containers:\n  \
+             - name: c\n    image: busybox:1.35\n    imagePullPolicy: Never\n    command: [sleep, '1000']\n    \
+             ports: [{{containerPort: 80, hostPort: {}}}, {{containerPort: 53, hostPort: {}, protocol: UDP}}]\n",
+            8000 + base + n,
+            5300 + base + n
+        );
+        host.put(&format!("p{n}"), &text);
+    }
+    host.until("the wave runs", 60, || {
+        let pods = host.pods();
+        let of_wave =
+            pods.iter().filter(|p| p["metadata"]["name"].as_str().is_some_and(|n| n.starts_with(&format!("w{number}p"))));
+        of_wave.filter(|p| p["status"]["phase"] == "Running").count() == WAVE
+    });
+}
+
+#[test]
+fn after_two_hundred_pods_the_agent_holds_what_it_held_before() {
+    if !able() {
+        return;
+    }
+    let mut host = Host::new("tnetw", &[]);
+    let tar = host.dir.path().join("busybox.tar");
+    let made = std::process::Command::new(concat!(env!("CARGO_MANIFEST_DIR"), "/images/busybox")).arg(&tar).status().unwrap();
+    assert!(made.success(), "images/busybox");
+    host.start();
+    host.ready();
+    host.ask(&["import", tar.to_str().unwrap()]);
+    let clear = |host: &Host| {
+        for entry in fs::read_dir(host.manifests()).unwrap() {
+            fs::remove_file(entry.unwrap().path()).unwrap();
+        }
+        host.until("every pod is gone", 60, || host.pods().is_empty());
+    };
+    // Whatever is made once and kept is made by these; a wave replaces the one before it.
+    for number in 0..4 {
+        wave(&host, number);
+    }
+    clear(&host);
+    let before = at_rest(&host);
+    let left = host.left_over();
+    for number in 0..WAVES {
+        wave(&host, number);
+    }
+    clear(&host);
+    let after = at_rest(&host);
+    println!("{} pods; before: {before:?}\nafter: {after:?}", WAVE * WAVES);
+    assert_eq!(after.descriptors, before.descriptors);
+    assert_eq!((after.threads, after.children), (before.threads, before.children));
+    // Pages that the allocator keeps come and go; what is lost for each pod adds up.
+    assert!(after.anonymous <= before.anonymous + 400, "{} KiB more", after.anonymous - before.anonymous);
+    assert_eq!(host.left_over(), left);
+}
