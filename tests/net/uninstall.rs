@@ -55,7 +55,7 @@ fn what_the_journal_names_goes_whatever_the_agent_was_called() {
     let links = host.left_over();
     assert!(links.contains(&"link tnetj0".to_owned()) && links.contains(&"nft table ip tnetj".to_owned()), "{links:?}");
     // Without these `uninstall` takes the name that the root gives.
-    fs::remove_file(host.root().join("run/agent.json")).unwrap();
+    assert!(host.inside("rm").arg(host.root().join("run/agent.json")).status().unwrap().success());
     host.ask(&["uninstall", "--yes"]);
     let left: Vec<String> = host.left_over().into_iter().filter(|l| !l.starts_with("cgroup ")).collect();
     assert_eq!(left, Vec::<String>::new());
