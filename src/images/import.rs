@@ -166,6 +166,11 @@ fn spread(path: &Path, scratch: &Path, limits: &Limits) -> Result<(Files, BTreeM
             Ok(name) => name.trim_start_matches("./").trim_start_matches('/').to_owned(),
             Err(_) => return Err(PullError::refused(format!("it holds a name that is no text: {}", show(&entry.name)))),
         };
+        // Links count too: a round over them is work.
+        count += 1;
+        if count > MAX_FILES {
+            return Err(PullError::refused(format!("it holds more than {MAX_FILES} files")));
+        }
         match entry.kind {
             Kind::File => {}
             Kind::Symlink | Kind::HardLink => {
@@ -177,10 +182,6 @@ fn spread(path: &Path, scratch: &Path, limits: &Limits) -> Result<(Files, BTreeM
             }
             Kind::Dir | Kind::Char | Kind::Block | Kind::Fifo => continue,
         }
-        count += 1;
-        if count > MAX_FILES {
-            return Err(PullError::refused(format!("it holds more than {MAX_FILES} files")));
-        }
         let to = scratch.join(count.to_string());
         let mut out = File::create(&to).map_err(PullError::store("make", &to))?;
         copy(&mut archive, &mut out, &to)?;
@@ -191,10 +192,15 @@ fn spread(path: &Path, scratch: &Path, limits: &Limits) -> Result<(Files, BTreeM
         }
         others.insert(name, to);
     }
-    for (name, target) in links {
-        if let Some(path) = others.get(&target).cloned() {
-            others.insert(name, path);
-        }
+    // A link may lead to another one, in any order; a chain longer than this is nobody's.
+    for _ in 0..4 {
+        links.retain(|(name, target)| match others.get(target).cloned() {
+            Some(path) => {
+                others.insert(name.clone(), path);
+                false
+            }
+            None => true,
+        });
     }
     Ok((files, others))
 }
