@@ -116,10 +116,17 @@ fn admit(stream: UnixStream, slots: &Arc<Slots>, agent: &Arc<dyn Agent>) {
         Ok(peer) => peer,
         Err(error) => return tracing::warn!(%error, "client of the local socket without credentials: refused"),
     };
-    // The file's mode lets nobody else connect; a descriptor may still have been passed on.
+    // The file's mode lets nobody else connect; it may have been loosened, or a descriptor passed on.
     if peer.uid != 0 && peer.uid != nix::unistd::geteuid().as_raw() {
-        tracing::warn!(uid = peer.uid, pid = peer.pid, "client of the local socket is neither root nor our user: refused");
-        return;
+        let denied = format!("the agent serves root only, not uid {}: run this as root (sudo coracle …)", peer.uid);
+        // It fits in an empty socket's buffer; a client that is gone needs no answer.
+        let _ = answer(&stream, &Answer::Error(Failure::new(FailureKind::Denied, denied)), &[]);
+        // Nobody else's clients write our log full.
+        return tracing::debug!(
+            uid = peer.uid,
+            pid = peer.pid,
+            "client of the local socket is neither root nor our user: refused"
+        );
     }
     let stream = Arc::new(stream);
     if let Err(error) = stream.set_write_timeout(Some(TAKE)) {
