@@ -74,6 +74,12 @@ const MAX_PODS: Flag =
     Flag { long: "max-pods", short: None, value: Some("N"), help: "pods that may be here at once (default: 110)" };
 const POD_PIDS_LIMIT: Flag =
     Flag { long: "pod-pids-limit", short: None, value: Some("N"), help: "processes that one pod may have (default: no limit)" };
+const SECCOMP_DEFAULT: Flag = Flag {
+    long: "seccomp-default",
+    short: None,
+    value: Some("BOOL"),
+    help: "false: a container that names no seccomp profile runs without one (default: true, with RuntimeDefault)",
+};
 const STOP_GRACE: Flag = Flag {
     long: "stop-grace",
     short: None,
@@ -103,6 +109,7 @@ pub const VERB: Verb = Verb {
         &CONTAINER_LOG_MAX_FILES,
         &MAX_PODS,
         &POD_PIDS_LIMIT,
+        &SECCOMP_DEFAULT,
         &STOP_GRACE,
         &LOG_LEVEL,
         &LOG_FORMAT,
@@ -176,6 +183,9 @@ pub fn config(given: &Given) -> Result<Config, CliError> {
         config.max_pods = max;
     }
     config.pod_pids_limit = given.parse::<i64>(&POD_PIDS_LIMIT, "a number")?.filter(|limit| *limit > 0);
+    if let Some(seccomp_default) = given.parse(&SECCOMP_DEFAULT, "true or false")? {
+        config.seccomp_default = seccomp_default;
+    }
     if let Some(grace) = given.parse::<u32>(&STOP_GRACE, "seconds")? {
         config.stop_grace = i64::from(grace);
     }

@@ -143,10 +143,11 @@ impl Making<'_> {
         let root = rooms.runtime.prepare_rootfs(uid, &attempt.id, &rootfs).map_err(runtime_failed)?;
         let user = user::resolve(&root, &self.request).map_err(Failed::because(create))?;
         translate::verify_non_root(pod, container, &image.config, &user).map_err(Failed::because(config))?;
-        let localhost_profile = match translate::seccomp_choice(pod, container).map_err(Failed::because(config))? {
-            SeccompChoice::Localhost(profile) => Some(self.localhost_profile(&profile)?),
-            SeccompChoice::Unconfined | SeccompChoice::RuntimeDefault => None,
-        };
+        let localhost_profile =
+            match translate::seccomp_choice(pod, container, rooms.config.seccomp_default).map_err(Failed::because(config))? {
+                SeccompChoice::Localhost(profile) => Some(self.localhost_profile(&profile)?),
+                SeccompChoice::Unconfined | SeccompChoice::RuntimeDefault => None,
+            };
         let hostname = hostname(rooms, pod).map_err(Failed::because(config))?;
         let mounts = self.mounts(&hostname)?;
         let pins = rooms.runtime.pins(uid).map_err(runtime_failed)?;
@@ -163,6 +164,7 @@ impl Making<'_> {
             pins,
             cgroup: cgroup.clone(),
             localhost_profile,
+            seccomp_default: rooms.config.seccomp_default,
             node: rooms.capacity,
             host: rooms.host.clone(),
         })
