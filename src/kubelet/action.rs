@@ -46,11 +46,13 @@ pub enum Action {
     StopSandbox {
         uid: PodUid,
     },
+    /// `delay`: back-off after the failure before, nanoseconds; 0: none.
     Pull {
         uid: PodUid,
         container: String,
         attempt: u32,
         image: String,
+        delay: i64,
     },
     /// Journals the attempt (where it is new), then creates it.
     Create {

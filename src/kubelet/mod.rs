@@ -11,6 +11,7 @@ pub mod model;
 pub mod observe;
 pub mod plan;
 pub mod pull_secret;
+pub mod pulls;
 pub mod qos;
 pub mod recover;
 pub mod remembered;

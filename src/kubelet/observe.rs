@@ -272,12 +272,17 @@ fn failure(before: Option<&Failure>, reason: FailReason, message: String, now: N
     Failure { reason: reason.waiting().to_owned(), message, at: now.boot, delay }
 }
 
+/// A pull that failed after a back-off of `delay` nanoseconds.
+pub fn pull_failure(delay: i64, reason: FailReason, message: String, now: Now) -> Failure {
+    let last = Failure { reason: String::new(), message: String::new(), at: 0, delay };
+    failure((delay > 0).then_some(&last), reason, message, now)
+}
+
 fn pulled(state: &mut PodState, container: &str, attempt: u32, outcome: Outcome, now: Now) {
     let container = state.containers.entry(container.to_owned()).or_default();
     container.image = match outcome {
         Outcome::Failed { reason, message } => {
-            let last = Failure { reason: String::new(), message: String::new(), at: 0, delay: container.pull_delay };
-            let failure = failure((container.pull_delay > 0).then_some(&last), reason, message, now);
+            let failure = pull_failure(container.pull_delay, reason, message, now);
             container.pull_delay = failure.delay;
             ImageState::Failed { failure }
         }

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, mpsc};
 
+use super::pulls::Pulls;
 use super::qos::NodeCapacity;
 use super::recover::Found;
 use super::remembered::{self, RememberError};
@@ -41,6 +42,7 @@ pub struct Rooms {
     pub net: Net,
     pub images: Images,
     pub volumes: Volumes,
+    pub pulls: Pulls,
     pub host: HostFacts,
     pub capacity: NodeCapacity,
     pub node_ips: Vec<IpAddr>,
@@ -133,6 +135,11 @@ pub fn open(config: Config, events: Sender<RuntimeEvent>) -> Result<Start, OpenE
         .collect();
     ensure();
     let volumes = Volumes::open(&config.roots.kubelet, Arc::clone(&effects))?;
+    // Pods whose volumes ask for no propagation run without it.
+    if keeps && let Err(error) = volumes.share() {
+        tracing::warn!(error = %crate::obs::chain(&error), "volumes with mountPropagation cannot be mounted in pods");
+    }
+    let pulls = Pulls::at(&config.roots.run);
     let images = Images::open(images_config(&config)?)?;
     let (known, manifests) = manifests(&store, &state);
     let host = HostFacts::observe().map_err(|source| OpenError::Host { what: "capabilities and devices", source })?;
@@ -142,9 +149,21 @@ pub fn open(config: Config, events: Sender<RuntimeEvent>) -> Result<Start, OpenE
         milli_cpu: std::thread::available_parallelism().map_or(1, |n| n.get() as u64) * 1000,
         pod_pids_limit: config.pod_pids_limit,
     };
-    let found = Found { store: state, sandboxes, attached, manifests, boot: boot_id.clone() };
-    let rooms =
-        Rooms { config, boot_id, store: Arc::new(store), runtime, cgroups, net, images, volumes, host, capacity, node_ips };
+    let found = Found { store: state, sandboxes, attached, manifests, boot: boot_id.clone(), pulls: pulls.all() };
+    let rooms = Rooms {
+        config,
+        boot_id,
+        store: Arc::new(store),
+        runtime,
+        cgroups,
+        net,
+        images,
+        volumes,
+        pulls,
+        host,
+        capacity,
+        node_ips,
+    };
     Ok(Start { rooms, found, known })
 }
 

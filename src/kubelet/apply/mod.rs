@@ -65,7 +65,7 @@ pub fn run(rooms: &Rooms, job: &Job) -> Outcome {
         Action::Listen { uid } => pod::listen(rooms, uid),
         Action::Inspect { uid } => pod::inspect(rooms, uid),
         Action::StopSandbox { uid } => pod::stop_sandbox(rooms, uid),
-        Action::Pull { image, .. } => container::pull(rooms, job, image),
+        Action::Pull { uid, container, image, delay, .. } => container::pull(rooms, job, uid, container, image, *delay),
         Action::Create { uid, container, attempt } => create::create(rooms, job, uid, container, attempt),
         Action::Start { uid, container, id } => container::start(rooms, job, uid, container, id),
         Action::Signal { uid, targets } => container::signal(rooms, job, uid, targets),

@@ -201,6 +201,7 @@ pub(super) fn remove(rooms: &Rooms, job: &Job, uid: &PodUid) -> Result<Outcome, 
     let logs = roots.pod_logs(&job.namespace, &job.name, uid.as_str());
     note(remove_links(&roots.logs.join("containers"), &format!("{}_{}_", job.name, job.namespace), &logs));
     note(remove_tree(&logs));
+    note(rooms.pulls.forget(uid).map_err(Failed::because(FailReason::Mount)));
     if let Some(first) = failures.into_iter().next() {
         return Err(first);
     }

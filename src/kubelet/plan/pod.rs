@@ -327,7 +327,8 @@ impl Turn<'_> {
         };
         if pull {
             let (uid, image) = (self.uid.clone(), container.image.clone());
-            self.act(Action::Pull { uid, container: container.name.clone(), attempt: number, image });
+            let delay = state.pull_delay;
+            self.act(Action::Pull { uid, container: container.name.clone(), attempt: number, image, delay });
         }
         !pull
     }
