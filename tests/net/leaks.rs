@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::time::Duration;
 
-use crate::host::Host;
+use crate::support::Node;
 use crate::world::able;
 
 const WAVE: usize = 10;
@@ -21,7 +21,7 @@ struct Holds {
     children: usize,
 }
 
-fn holds(pid: u32) -> Holds {
+fn holds(pid: i32) -> Holds {
     let mut descriptors = BTreeMap::new();
     for entry in fs::read_dir(format!("/proc/{pid}/fd")).unwrap().flatten() {
         // One that is closed meanwhile is none.
@@ -42,12 +42,12 @@ fn holds(pid: u32) -> Holds {
 }
 
 /// Its worker threads go 3 s after the last work.
-fn at_rest(host: &Host) -> Holds {
+fn at_rest(node: &Node) -> Holds {
     std::thread::sleep(Duration::from_secs(5));
-    holds(host.agent.as_ref().unwrap().id())
+    holds(node.agent_pid())
 }
 
-fn wave(host: &Host, number: usize) {
+fn wave(node: &Node, number: usize) {
     // Not the ports of the wave before, whose pods are leaving.
     let base = number % 2 * 100;
     for n in 0..WAVE {
@@ -59,10 +59,10 @@ fn wave(host: &Host, number: usize) {
             8000 + base + n,
             5300 + base + n
         );
-        host.put(&format!("p{n}"), &text);
+        node.put(&format!("p{n}.yaml"), &text);
     }
-    host.until("the wave runs", 60, || {
-        let pods = host.pods();
+    node.wait("the wave runs", 60, |node| {
+        let pods = node.pods();
         let of_wave =
             pods.iter().filter(|p| p["metadata"]["name"].as_str().is_some_and(|n| n.starts_with(&format!("w{number}p"))));
         of_wave.filter(|p| p["status"]["phase"] == "Running").count() == WAVE
@@ -74,35 +74,32 @@ fn after_two_hundred_pods_the_agent_holds_what_it_held_before() {
     if !able() {
         return;
     }
-    let mut host = Host::new("tnetw", &[]);
-    let tar = host.dir.path().join("busybox.tar");
-    let made = std::process::Command::new(concat!(env!("CARGO_MANIFEST_DIR"), "/images/busybox")).arg(&tar).status().unwrap();
-    assert!(made.success(), "images/busybox");
-    host.start();
-    host.ready();
-    host.ask(&["import", tar.to_str().unwrap()]);
-    let clear = |host: &Host| {
-        for entry in fs::read_dir(host.manifests()).unwrap() {
+    let mut node = Node::new();
+    node.rename("tnetw");
+    node.start();
+    node.import();
+    let clear = |node: &Node| {
+        for entry in fs::read_dir(node.path("manifests")).unwrap() {
             fs::remove_file(entry.unwrap().path()).unwrap();
         }
-        host.until("every pod is gone", 60, || host.pods().is_empty());
+        node.wait("every pod is gone", 60, |n| n.pods().is_empty());
     };
     // Whatever is made once and kept is made by these; a wave replaces the one before it.
     for number in 0..4 {
-        wave(&host, number);
+        wave(&node, number);
     }
-    clear(&host);
-    let before = at_rest(&host);
-    let left = host.left_over();
+    clear(&node);
+    let before = at_rest(&node);
+    let left = node.left_over();
     for number in 0..WAVES {
-        wave(&host, number);
+        wave(&node, number);
     }
-    clear(&host);
-    let after = at_rest(&host);
+    clear(&node);
+    let after = at_rest(&node);
     println!("{} pods; before: {before:?}\nafter: {after:?}", WAVE * WAVES);
     assert_eq!(after.descriptors, before.descriptors);
     assert_eq!((after.threads, after.children), (before.threads, before.children));
     // Pages that the allocator keeps come and go; what is lost for each pod adds up.
     assert!(after.anonymous <= before.anonymous + 400, "{} KiB more", after.anonymous - before.anonymous);
-    assert_eq!(host.left_over(), left);
+    assert_eq!(node.left_over(), left);
 }

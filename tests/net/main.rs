@@ -5,14 +5,14 @@
 
 mod crash;
 mod datapath;
-// tests/kill.rs uses what is not used here.
-#[allow(dead_code)]
-#[path = "../support/host.rs"]
-mod host;
 mod leaks;
 mod life;
 mod oracle;
 mod sctp;
+// Other tests use what is not used here.
+#[allow(dead_code)]
+#[path = "../support/node.rs"]
+mod support;
 mod uevent;
 mod uninstall;
 mod world;
