@@ -4,6 +4,8 @@
 
 #[path = "runtime/bounds.rs"]
 mod bounds;
+#[path = "runtime/bundle.rs"]
+mod bundle;
 #[path = "runtime/crash.rs"]
 mod crash;
 #[path = "runtime/life.rs"]
@@ -13,5 +15,7 @@ mod life;
 mod points;
 #[path = "runtime/streams.rs"]
 mod streams;
+#[path = "runtime/wire.rs"]
+mod wire;
 #[path = "runtime/world.rs"]
 mod world;

@@ -8,7 +8,7 @@
 //! Sources: kubelet's pkg/kubelet/kuberuntime/security_context*.go and pkg/securitycontext.
 #![deny(clippy::disallowed_methods)]
 
-use std::path::{Component, Path};
+use std::path::{Component, Path, PathBuf};
 
 use oci_spec::runtime::LinuxSeccomp;
 
@@ -133,6 +133,28 @@ pub fn node_files(container: &Container, hosts: &Path, resolv_conf: &Path, hostn
             propagation: Propagation::Private,
         })
         .collect()
+}
+
+/// Paths that the image declares as volumes and the pod mounts nothing on, cleaned. The root and the
+/// kernel's own file systems are no volumes.
+pub fn image_volumes(image: &ImageConfig, mounts: &[MountPlan]) -> Vec<PathBuf> {
+    let mut paths: Vec<PathBuf> = Vec::new();
+    for volume in &image.volumes {
+        let mut path = PathBuf::from("/");
+        for part in Path::new(volume).components() {
+            match part {
+                Component::Normal(name) => path.push(name),
+                Component::ParentDir => drop(path.pop()),
+                Component::RootDir | Component::CurDir | Component::Prefix(_) => {}
+            }
+        }
+        let taken = |other: &Path| other == path || same_path(&other.to_string_lossy(), &path.to_string_lossy());
+        let ours = ["/proc", "/sys", "/dev"].iter().any(|kernels| path.starts_with(kernels));
+        if path != Path::new("/") && !ours && !mounts.iter().any(|m| taken(&m.destination)) && !paths.iter().any(|p| taken(p)) {
+            paths.push(path);
+        }
+    }
+    paths
 }
 
 fn same_path(a: &str, b: &str) -> bool {
@@ -272,6 +294,18 @@ mod tests {
         pod.metadata.namespace = "default".into();
         pod.metadata.uid = "u1".into();
         (pod, Container { name: "c".into(), ..Container::default() })
+    }
+
+    #[test]
+    fn an_images_volumes_are_those_that_the_pod_does_not_mount() {
+        let image = ImageConfig {
+            volumes: texts(&["/data", "var/lib/x/", "/mine", "/a/../b", "/b/.", "/", "/proc/x", "/dev", "/..", "/sysx"]),
+            ..ImageConfig::default()
+        };
+        let mine =
+            MountPlan { source: "/s".into(), destination: "/mine/".into(), read_only: true, propagation: Propagation::Private };
+        let found = image_volumes(&image, &[mine]);
+        assert_eq!(found, ["/data", "/var/lib/x", "/b", "/sysx"].map(PathBuf::from));
     }
 
     #[test]

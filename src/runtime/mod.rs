@@ -99,6 +99,12 @@ impl Runtime {
         self.inner.prepare_rootfs(uid, id, rootfs)
     }
 
+    /// The directory of a path that the image declares a volume, to be bound there; after
+    /// [`Runtime::prepare_rootfs`]. It is the container's own and goes with it.
+    pub fn image_volume(&self, uid: &PodUid, id: &ContainerId, path: &Path) -> Result<PathBuf, RuntimeError> {
+        self.inner.image_volume(uid, id, path)
+    }
+
     /// Everything up to the container's first instruction. A failure of its own doing is
     /// [`RuntimeError::Start`]; nothing of it is left then but the rootfs.
     pub fn create_container(&self, spec: &model::ContainerSpec) -> Result<(), RuntimeError> {

@@ -149,7 +149,8 @@ impl Making<'_> {
                 SeccompChoice::Unconfined | SeccompChoice::RuntimeDefault => None,
             };
         let hostname = hostname(rooms, pod).map_err(Failed::because(config))?;
-        let mounts = self.mounts(&hostname)?;
+        let mut mounts = self.mounts(&hostname)?;
+        self.add_image_volumes(&mut mounts)?;
         let pins = rooms.runtime.pins(uid).map_err(runtime_failed)?;
         let class = QosClass::of(pod);
         let cgroup = format!("{}/{}", qos::pod_cgroup(&rooms.config.cgroup_parent, class, uid.as_str()), attempt.id);
@@ -238,6 +239,16 @@ impl Making<'_> {
             propagation: Propagation::Private,
         });
         Ok(mounts)
+    }
+
+    /// A writable directory of the container's own wherever its image declares a volume and the pod
+    /// mounts none.
+    fn add_image_volumes(&self, mounts: &mut Vec<MountPlan>) -> Result<(), Made> {
+        for path in translate::image_volumes(&self.image.config, mounts) {
+            let source = self.rooms.runtime.image_volume(self.uid, &self.attempt.id, &path).map_err(runtime_failed)?;
+            mounts.push(MountPlan { source, destination: path, read_only: false, propagation: Propagation::Private });
+        }
+        Ok(())
     }
 
     fn resolv_conf(&self) -> Result<String, Failed> {

@@ -38,6 +38,10 @@ impl Inner {
         Ok(target)
     }
 
+    pub fn image_volume(&self, uid: &PodUid, id: &ContainerId, path: &Path) -> Result<PathBuf, RuntimeError> {
+        rootfs::volume(&self.pod(uid).rootfs(id), path)
+    }
+
     pub fn create_container(&self, spec: &ContainerSpec) -> Result<(), RuntimeError> {
         self.create(spec, None).map(|_| ())
     }
@@ -58,6 +62,9 @@ impl Inner {
         }
         let mut oci = spec.oci.clone();
         complete(&mut oci, &target, &spec.cgroup);
+        if let Some(process) = oci.process_mut() {
+            self.complete_process(process);
+        }
         if let Some(process) = oci.process() {
             rootfs::make_directory(&target, process.cwd())?;
         }

@@ -22,7 +22,7 @@ use super::watch::Watch;
 use super::{FailureKind, RuntimeConfig, RuntimeError, rootfs};
 use crate::store::effects::{Effect, Effects};
 use crate::store::ids::{ContainerId, PodUid};
-use crate::sys::{exe, failpoint, mount, pidfd};
+use crate::sys::{exe, failpoint, mount, pidfd, process};
 
 pub(super) use self::files::{containers_of, read_json, read_sandbox, write_json};
 pub(super) use self::sandboxes::{MONITOR, Monitor, pins};
@@ -39,6 +39,8 @@ pub struct Inner {
     pub(in crate::runtime) effects: Arc<Effects>,
     pub(in crate::runtime) watch: Watch,
     execs: AtomicU64,
+    /// This process's own.
+    oom_score_adj: i32,
 }
 
 pub(in crate::runtime) const META: &str = "meta.json";
@@ -52,7 +54,8 @@ impl Inner {
         // Before an upgrade can replace the file that we were started from.
         exe::own_exe().map_err(RuntimeError::io("make a read-only copy of", "/proc/self/exe"))?;
         let watch = Watch::start(events).map_err(RuntimeError::io("watch pods in", &config.run))?;
-        let inner = Inner { config, effects, watch, execs: AtomicU64::new(0) };
+        let oom_score_adj = process::oom_score_adj().map_err(RuntimeError::io("read", "/proc/self/oom_score_adj"))?;
+        let inner = Inner { config, effects, watch, execs: AtomicU64::new(0), oom_score_adj };
         if mount::is_mount_point(&inner.config.run).map_err(RuntimeError::io("look at", &inner.config.run))? {
             let run = Effect::Mount { target: inner.config.run.clone() };
             inner.intent(&run)?;

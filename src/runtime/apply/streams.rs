@@ -29,6 +29,7 @@ impl Inner {
         let name = format!("exec-{}-{number}.json", clock::boot_nanos());
         let mut process = process.clone();
         process.set_terminal(Some(spec.tty));
+        self.complete_process(&mut process);
         let text = serde_json::to_vec(&process).map_err(|e| RuntimeError::io("write", dir.join(&name))(e.into()))?;
         let mut file = fs::OpenOptions::new();
         let written = file.write(true).create_new(true).mode(0o600).open(dir.join(&name)).and_then(|mut f| f.write_all(&text));
@@ -44,6 +45,14 @@ impl Inner {
         let Reply::Execed(created) = reply else { return Err(unexpected(&spec.uid, "exec", &reply)) };
         let (stdin, stdout, stderr) = pipes.map_or((None, None, None), |p| (p.stdin, Some(p.stdout), Some(p.stderr)));
         Ok(ExecProcess { pid: created.pid, stdin, stdout, stderr, pty: fds.into_iter().next(), client, exit: None })
+    }
+
+    /// The monitor is protected from the OOM killer, and its children would be: who says nothing
+    /// else has what the agent has.
+    pub(super) fn complete_process(&self, process: &mut Process) {
+        if process.oom_score_adj().is_none() {
+            process.set_oom_score_adj(Some(self.oom_score_adj));
+        }
     }
 
     pub fn attach(&self, uid: &PodUid, id: &ContainerId) -> Result<Attachment, RuntimeError> {

@@ -9,7 +9,7 @@
 //!    └─────────────── parent of all of them (as_sibling) ──────────────┘
 //! ```
 
-use std::error::Error;
+use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -20,7 +20,8 @@ use super::engine::{self, Stdio};
 use super::filter;
 use super::wire::{Failure, Kind};
 use crate::runtime::cgroup::Cgroups;
-use crate::sys::{failpoint, process, seqpacket};
+use crate::sys::chain::chain;
+use crate::sys::{failpoint, inherit, process, seqpacket};
 
 /// The name of its process, so that what is left of a dead one can be told.
 pub const NAME: &std::ffi::CStr = c"coracle helper";
@@ -107,7 +108,7 @@ fn child(call: Call, channel: &OwnedFd) -> io::Result<()> {
     let mut keep: Vec<BorrowedFd<'_>> = ends.into_iter().flatten().map(AsFd::as_fd).collect();
     keep.push(channel.as_fd());
     process::close_all_but(&keep)?;
-    process::reset_inherited()?;
+    inherit::reset()?;
     failpoint::hit("runtime.helper.begin")?;
     let (answer, fds) = match run(call) {
         Ok((pid, pty)) => (Answer::Done { pid }, pty),
@@ -121,7 +122,9 @@ fn child(call: Call, channel: &OwnedFd) -> io::Result<()> {
 fn run(call: Call) -> Result<(i32, Option<OwnedFd>), Failure> {
     let Call { verb, id, dir, state, stdin, stdout, stderr, tty, report, cgroups, cgroup, filters } = call;
     if verb != Verb::Start {
-        let door = cgroups.door(&cgroup).map_err(|e| Failure::new(Kind::Io, chain(&e)))?;
+        let ring = CString::new(format!("_ses.{id}")).unwrap_or_default();
+        inherit::join_session_keyring(&ring).map_err(|e| Failure::new(Kind::Io, format!("session keyring: {e}")))?;
+        let door = cgroups.door(&cgroup).map_err(|e| Failure::new(Kind::Io, chain(&e).to_string()))?;
         engine::prepare(door, filter::ready(&filters, &dir));
     }
     let pid_file = pid_file(&dir, &verb);
@@ -136,10 +139,6 @@ fn run(call: Call) -> Result<(i32, Option<OwnedFd>), Failure> {
     };
     let pty = console.map(|console| console.receive().map_err(io)).transpose()?;
     Ok((pid, pty))
-}
-
-fn chain(error: &dyn Error) -> String {
-    error.source().map_or_else(|| error.to_string(), |source| format!("{error}: {}", chain(source)))
 }
 
 /// The socket that the terminal's master side arrives at.
