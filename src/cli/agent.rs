@@ -14,7 +14,7 @@ use crate::kubelet::server::{Door, Facts, Server};
 use crate::obs;
 use crate::obs::notify::Notifier;
 use crate::obs::{Format, LogOptions};
-use crate::sys::clock;
+use crate::sys::{clock, process};
 
 const MANIFESTS: Flag = Flag {
     long: "manifests",
@@ -225,6 +225,7 @@ fn run(given: &Given) -> Result<Exit, CliError> {
     };
     obs::init(&log_options(given)?).map_err(|e| CliError::because("set up logging", e))?;
     let started_at = clock::wall_nanos();
+    process::share_one_heap();
     let notifier = Notifier::from_env().map_err(|e| CliError::because("find the service manager", e))?;
     // Before there is any other thread, so that all of them have these blocked; processes that
     // we start do not: std empties their mask.

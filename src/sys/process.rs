@@ -207,6 +207,17 @@ pub fn set_close_on_exec(fd: BorrowedFd<'_>, ends: bool) -> io::Result<()> {
     Ok(())
 }
 
+/// Lets all threads share one heap. glibc gives threads that meet a heap of their own each, up to
+/// eight for each core, and none of them ever shrinks: an agent that had run 300 pods held 5.3 MB
+/// instead of what it uses. Before there is a second thread.
+pub fn share_one_heap() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: a setting of the allocator; no pointer is passed.
+    unsafe {
+        libc::mallopt(libc::M_ARENA_MAX, 1);
+    }
+}
+
 /// Gives freed memory back to the kernel, for a process that is idle for long.
 pub fn trim_heap() {
     // SAFETY: it takes the allocator's own locks and touches free memory only.
