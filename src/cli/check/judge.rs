@@ -281,7 +281,7 @@ fn state(place: &Place) -> Vec<Finding> {
             "writable layers",
             format!("{why} on {} ({kind})", place.at),
             "this file system cannot hold the upper layer of an overlay, so no container can start",
-            "put it on ext4, xfs, btrfs or f2fs: mount one there, or --root DIR",
+            "put it on ext4, xfs, btrfs or f2fs: mount one there (in a container: a volume), or --root DIR",
         )),
         Some(Ok(())) if matches!(kind, "tmpfs" | "ramfs") => found.push(Finding::not(
             State::Note,
