@@ -13,6 +13,8 @@ mod life;
 #[cfg(feature = "failpoints")]
 #[path = "runtime/points.rs"]
 mod points;
+#[path = "runtime/races.rs"]
+mod races;
 #[path = "runtime/streams.rs"]
 mod streams;
 #[path = "runtime/wire.rs"]
