@@ -8,6 +8,8 @@ use std::path::PathBuf;
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, mpsc};
 
+use super::instance::{self, InstanceError, InstanceLock};
+use super::orphans;
 use super::pulls::Pulls;
 use super::qos::NodeCapacity;
 use super::recover::Found;
@@ -46,6 +48,7 @@ pub struct Rooms {
     pub host: HostFacts,
     pub capacity: NodeCapacity,
     pub node_ips: Vec<IpAddr>,
+    _instance: InstanceLock,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -58,6 +61,8 @@ pub enum OpenError {
     Registries { path: PathBuf, why: String },
     #[error("--pod-cidr")]
     Cidr(#[from] crate::net::model::BadCidr),
+    #[error("start")]
+    Instance(#[from] InstanceError),
     #[error("open the store")]
     Store(#[from] StoreError),
     #[error("open the runtime")]
@@ -88,10 +93,12 @@ pub fn open(config: Config, events: Sender<RuntimeEvent>) -> Result<Start, OpenE
     let boot_id = clock::boot_id().map_err(|source| OpenError::Host { what: "boot id", source })?;
     // Its lock comes first: one agent a root.
     let (store, state, report) = PodStore::open(&config.roots.state)?;
+    let held = instance::take(&config.instance)?;
     if report.cut > 0 || !report.lost.is_empty() || report.unknown > 0 {
         tracing::warn!(
             records = report.records,
             cut_bytes = report.cut,
+            spoilt = report.spoilt,
             unknown = report.unknown,
             lost = ?report.lost,
             "the pods' journal was not whole; what could be read goes on"
@@ -115,6 +122,10 @@ pub fn open(config: Config, events: Sender<RuntimeEvent>) -> Result<Start, OpenE
         events,
     )?;
     let sandboxes = runtime.recover()?;
+    let orphans = orphans::end(&cgroups, &config.cgroup_parent, &sandboxes.iter().map(|s| s.uid.as_str()).collect())?;
+    if !orphans.is_empty() {
+        tracing::warn!(pods = ?orphans, "processes of pods that nobody could reach any more were ended: their run directories are gone");
+    }
     let cidrs = config.pod_cidrs.iter().map(|text| text.parse()).collect::<Result<Vec<_>, _>>()?;
     let net_config = NetConfig { instance: config.instance.clone(), cidrs, run: config.roots.run.clone(), mtu: config.mtu };
     let net = Net::open(net_config, Arc::clone(&effects))?;
@@ -163,6 +174,7 @@ pub fn open(config: Config, events: Sender<RuntimeEvent>) -> Result<Start, OpenE
         host,
         capacity,
         node_ips,
+        _instance: held,
     };
     Ok(Start { rooms, found, known })
 }

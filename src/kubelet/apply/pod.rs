@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use super::{Failed, Job, journal, spec, stamp};
 use crate::api::pod::{Pod, Protocol};
 use crate::kubelet::model::{FailReason, Finished, Outcome};
+use crate::kubelet::orphans;
 use crate::kubelet::qos::{self, QosClass};
 use crate::kubelet::rooms::Rooms;
 use crate::net::model::{AttachRequest, HostPort, L4};
@@ -68,7 +69,7 @@ pub(super) fn run_sandbox(rooms: &Rooms, job: &Job, uid: &PodUid) -> Result<Outc
         sysctls: sysctls(pod),
         cgroup: qos::pod_cgroup(&rooms.config.cgroup_parent, QosClass::of(pod), uid.as_str()),
         resources: qos::pod_resources(pod, &rooms.capacity),
-        monitor_cgroup: format!("{}/coracle/{uid}", rooms.config.cgroup_parent.trim_end_matches('/')),
+        monitor_cgroup: format!("{}/{uid}", orphans::monitors(&rooms.config.cgroup_parent)),
         shm_size: SHM_SIZE,
     };
     let state = rooms.runtime.run_sandbox(&spec).map_err(Failed::because(FailReason::Sandbox))?;
