@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::model::{Answer, Ask, Failure, FailureKind, Request, StreamKind};
-use super::slots::{Doing, Place, Slots};
+use super::slots::{Doing, Place, Slots, busy};
 use super::{Agent, FrameError, MAX_ANSWER, MAX_REQUEST, receive, send};
 use crate::runtime::{ExecParts, ExecProcess};
 use crate::sys::socket;
@@ -133,9 +133,8 @@ fn admit(stream: UnixStream, slots: &Arc<Slots>, agent: &Arc<dyn Agent>) {
         return tracing::warn!(%error, "client of the local socket: could not set its time limit");
     }
     let Some(place) = slots.enter(&stream, Instant::now()) else {
-        let busy = Failure::new(FailureKind::Busy, "too many clients are being served; try again");
         // It fits in an empty socket's buffer; a client that is gone needs no answer.
-        let _ = answer(&stream, &Answer::Error(busy), &[]);
+        let _ = answer(&stream, &busy(), &[]);
         return;
     };
     let agent = Arc::clone(agent);
@@ -213,7 +212,7 @@ fn started(process: ExecProcess) -> (Answer, ExecParts) {
     (Answer::Started { pid: parts.pid, streams }, parts)
 }
 
-fn answer(stream: &UnixStream, answer: &Answer, fds: &[BorrowedFd<'_>]) -> Result<(), FrameError> {
+pub(super) fn answer(stream: &UnixStream, answer: &Answer, fds: &[BorrowedFd<'_>]) -> Result<(), FrameError> {
     let payload = serde_json::to_vec(answer).map_err(|e| FrameError::Io(e.into()))?;
     if payload.len() > MAX_ANSWER {
         return Err(FrameError::TooLong(payload.len(), MAX_ANSWER));
