@@ -158,6 +158,12 @@ pub fn reported(observed: &mut Observed, action: &Action, outcome: Outcome, now:
             }
             settle(state, Step::Listen, outcome, now);
         }
+        Action::KillMonitor { .. } => {
+            if outcome == Outcome::Done {
+                state.sandbox = Sandbox::Dead;
+            }
+            settle(state, Step::Stop, outcome, now);
+        }
         Action::Inspect { .. } => {
             if let Outcome::Exits { exits } = &outcome {
                 // What was met in that sandbox says nothing about the next.

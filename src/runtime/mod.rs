@@ -89,6 +89,12 @@ impl Runtime {
         self.inner.renew_monitor(uid, always)
     }
 
+    /// SIGKILL to the pod's monitor and to nothing else; returns after its death, which is told as any
+    /// other. Nothing happens where it is gone.
+    pub fn kill_monitor(&self, uid: &PodUid) -> Result<(), RuntimeError> {
+        self.inner.kill_monitor(uid)
+    }
+
     /// Where the pod's namespaces are pinned, as container specs name them.
     pub fn pins(&self, uid: &PodUid) -> Result<model::Pins, RuntimeError> {
         self.inner.pins(uid)

@@ -63,6 +63,7 @@ pub fn run(rooms: &Rooms, job: &Job) -> Outcome {
         Action::RunSandbox { uid } => pod::run_sandbox(rooms, job, uid),
         Action::Attach { uid } => pod::attach(rooms, job, uid),
         Action::Listen { uid } => pod::listen(rooms, uid),
+        Action::KillMonitor { uid } => pod::kill_monitor(rooms, uid),
         Action::Inspect { uid } => pod::inspect(rooms, uid),
         Action::StopSandbox { uid } => pod::stop_sandbox(rooms, uid),
         Action::Pull { uid, container, image, delay, .. } => container::pull(rooms, job, uid, container, image, *delay),

@@ -138,6 +138,11 @@ pub(super) fn listen(rooms: &Rooms, uid: &PodUid) -> Result<Outcome, Failed> {
     Ok(Outcome::Heard { state: state.map(Box::new) })
 }
 
+pub(super) fn kill_monitor(rooms: &Rooms, uid: &PodUid) -> Result<Outcome, Failed> {
+    rooms.runtime.kill_monitor(uid).map_err(Failed::because(FailReason::Kill))?;
+    Ok(Outcome::Done)
+}
+
 /// The runtime ends what is left of it and writes an exit for whatever has none.
 pub(super) fn inspect(rooms: &Rooms, uid: &PodUid) -> Result<Outcome, Failed> {
     let state = rooms.runtime.sandbox(uid).map_err(Failed::because(FailReason::Kill))?;

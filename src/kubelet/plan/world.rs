@@ -40,6 +40,8 @@ pub struct World {
     pub unconfigured: BTreeSet<String>,
     /// Signals are ignored.
     pub deaf: bool,
+    /// Monitors do not answer: ends happen, and nobody is told.
+    pub hung: bool,
     pub boot: String,
     pub now: Now,
     /// Actions that were handed out and have not reported.
@@ -91,6 +93,7 @@ impl World {
             unstartable: BTreeSet::new(),
             unconfigured: BTreeSet::new(),
             deaf: false,
+            hung: false,
             boot: "boot-0".to_owned(),
             now: Now { boot: 1_000 * SECOND, wall: WALL },
             under_way: Vec::new(),
@@ -305,6 +308,15 @@ impl World {
                 assert!(self.kernel.contains_key(uid));
                 self.attached.insert(uid.clone());
                 Outcome::Attached { addresses: vec!["10.88.0.2".parse().unwrap()] }
+            }
+            Action::Listen { .. } if self.hung => {
+                Outcome::Failed { reason: FailReason::Silent, message: "it does not answer".into() }
+            }
+            Action::Kill { .. } if self.hung => Outcome::Done,
+            Action::KillMonitor { uid } => {
+                let id = uid.to_string();
+                self.monitor_dies(&id);
+                Outcome::Done
             }
             Action::Listen { uid } => Outcome::Heard { state: self.kernel.get(uid).cloned().map(Box::new) },
             Action::Inspect { uid } => {

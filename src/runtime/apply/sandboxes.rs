@@ -180,15 +180,20 @@ impl Inner {
                 // It may not have come as far as to listen, or be stuck: either way it is to go.
                 pidfd::signal(fd.as_fd(), libc::SIGKILL).map_err(RuntimeError::io("kill the monitor of", run.path()))?;
             }
-            let deadline = Instant::now() + ENDING;
-            while !pidfd::ended(fd.as_fd(), 200).map_err(RuntimeError::io("wait for the monitor of", run.path()))? {
-                if Instant::now() > deadline {
-                    return Err(RuntimeError::io("end the monitor of", run.path())(io::ErrorKind::TimedOut.into()));
-                }
-            }
+            wait_for_death(run, &fd)?;
         }
         pidfd::reap(monitor.pid);
         self.undone(&effect)
+    }
+
+    pub fn kill_monitor(&self, uid: &PodUid) -> Result<(), RuntimeError> {
+        let run = self.pod(uid);
+        let Some(monitor) = read_json::<Monitor>(&run.join(MONITOR))? else { return Ok(()) };
+        if let Some(fd) = monitor.living().map_err(RuntimeError::io("look at the monitor of", run.path()))? {
+            pidfd::signal(fd.as_fd(), libc::SIGKILL).map_err(RuntimeError::io("kill the monitor of", run.path()))?;
+            wait_for_death(&run, &fd)?;
+        }
+        Ok(())
     }
 
     fn quit(&self, uid: &PodUid) -> Result<(), RuntimeError> {
@@ -242,6 +247,16 @@ impl Monitor {
         let same = pidfd::start_time(self.pid)? == Some(self.start) && !pidfd::is_dead(self.pid)?;
         Ok(same.then_some(fd))
     }
+}
+
+fn wait_for_death(run: &PodRun, monitor: &OwnedFd) -> Result<(), RuntimeError> {
+    let deadline = Instant::now() + ENDING;
+    while !pidfd::ended(monitor.as_fd(), 200).map_err(RuntimeError::io("wait for the monitor of", run.path()))? {
+        if Instant::now() > deadline {
+            return Err(RuntimeError::io("end the monitor of", run.path())(io::ErrorKind::TimedOut.into()));
+        }
+    }
+    Ok(())
 }
 
 pub(in crate::runtime) fn pins(run: &PodRun, sandbox: &Sandbox) -> Pins {

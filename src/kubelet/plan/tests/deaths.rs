@@ -43,6 +43,33 @@ fn an_exit_that_nobody_heard_of_is_found_by_asking_again() {
 }
 
 #[test]
+fn a_missed_exit_of_an_ending_pod_is_asked_for_too() {
+    let mut w = World::with(pod("p", Always, &[], &["c"]));
+    w.settle();
+    w.exit_unheard("u1", "c", 7);
+    w.desired.pods.clear();
+    crate::kubelet::observe::listen_again(&mut w.observed);
+    w.live(60);
+    assert!(w.kernel.is_empty() && w.observed.pods.is_empty(), "{:?}", w.log);
+}
+
+#[test]
+fn a_monitor_that_hangs_is_killed_once_the_grace_of_its_ending_pod_is_long_over_and_not_before() {
+    let mut w = World::with(pod("p", Always, &[], &["c"]));
+    w.settle();
+    w.hung = true;
+    crate::kubelet::observe::listen_again(&mut w.observed);
+    w.live(300);
+    assert_eq!(w.running("u1"), ["c#0"], "a pod that nobody ends is left alone");
+    w.desired.pods.clear();
+    w.deaf = true;
+    w.live(80);
+    assert!(!w.kernel.is_empty(), "30 s of grace, then 60 s more");
+    w.live(60);
+    assert!(w.kernel.is_empty() && w.observed.pods.is_empty(), "{:?}", w.log);
+}
+
+#[test]
 fn after_a_reboot_all_run_again_except_what_had_ended() {
     let mut w = World::with(pod("p", Always, &["i"], &["c"]));
     w.want("u2", pod("done", Never, &[], &["c"]));
