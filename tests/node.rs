@@ -4,6 +4,8 @@
 
 #[path = "node/full.rs"]
 mod full;
+#[path = "node/hands.rs"]
+mod hands;
 #[path = "node/mounts.rs"]
 mod mounts;
 #[path = "support/node.rs"]

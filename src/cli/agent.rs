@@ -230,7 +230,7 @@ fn run(given: &Given) -> Result<Exit, CliError> {
     // Before there is any other thread, so that all of them have these blocked; processes that
     // we start do not: std empties their mask.
     let mut quit = SigSet::empty();
-    quit.extend([Signal::SIGTERM, Signal::SIGINT]);
+    quit.extend([Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP]);
     quit.thread_block().map_err(|e| CliError::because("block signals", e))?;
     let agent = Agent::open(config).map_err(|e| CliError::because("start the agent", e))?;
     let (pods, living) = agent.adopted();

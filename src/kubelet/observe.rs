@@ -82,6 +82,15 @@ pub fn listen_again(observed: &mut Observed) {
     }
 }
 
+/// Somebody took these pods' links away: they get their network again, at the same addresses.
+pub fn severed(observed: &mut Observed, pods: &[String]) {
+    for (uid, state) in &mut observed.pods {
+        if let (Sandbox::Up { attached, .. }, true) = (&mut state.sandbox, pods.iter().any(|pod| pod == uid.as_str())) {
+            *attached = false;
+        }
+    }
+}
+
 /// Newer ConfigMaps or Secrets: what waited for one need not wait longer.
 pub fn configs_changed(observed: &mut Observed) {
     for state in observed.pods.values_mut() {

@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, UdpSocket};
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, mpsc};
@@ -90,6 +91,11 @@ pub fn open(config: Config, events: Sender<RuntimeEvent>) -> Result<Start, OpenE
     for dir in [&config.roots.run, &config.roots.state, &config.roots.kubelet, &config.roots.logs] {
         std::fs::create_dir_all(dir).map_err(|source| OpenError::Dir { path: dir.clone(), source })?;
     }
+    // What containers write may be setuid, and secrets of the images' and pods' lie there: nobody
+    // else gets below it, also where it was made by hand.
+    let private = std::fs::Permissions::from_mode(0o700);
+    std::fs::set_permissions(&config.roots.state, private)
+        .map_err(|source| OpenError::Dir { path: config.roots.state.clone(), source })?;
     let boot_id = clock::boot_id().map_err(|source| OpenError::Host { what: "boot id", source })?;
     // Its lock comes first: one agent a root.
     let (store, state, report) = PodStore::open(&config.roots.state)?;

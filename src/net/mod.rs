@@ -12,7 +12,7 @@
 //! the kernel decides, leases in `<run>/net` come second, memory never. DESIGN.md §5.
 //!
 //! A lease is written before anything is made for a pod and goes after all of it is gone. Locks:
-//! `pass` orders passes over the host, `tables` orders transactions; `state` is held for moments,
+//! `pass` orders passes over the host, `tables` transactions, `memory` the allocator's file; `state` is held for moments,
 //! never over a call to the kernel, and is the only one taken while another is held.
 
 mod apply;
@@ -63,6 +63,7 @@ struct Inner {
     effects: Arc<Effects>,
     pass: Mutex<()>,
     tables: Mutex<()>,
+    memory: Mutex<()>,
     state: Mutex<State>,
 }
 
@@ -122,8 +123,10 @@ impl Net {
         }
         let tables = firewall::Table::all(&names, &cidrs);
         let state = State { ipam, pods, lacks, tables, ensured: false };
-        let (pass, tables, state) = (Mutex::new(()), Mutex::new(()), Mutex::new(state));
-        Ok(Net { inner: Arc::new(Inner { names, cidrs, mtu: config.mtu, leases, boot_id, effects, pass, tables, state }) })
+        let (pass, tables, memory, state) = (Mutex::new(()), Mutex::new(()), Mutex::new(()), Mutex::new(state));
+        Ok(Net {
+            inner: Arc::new(Inner { names, cidrs, mtu: config.mtu, leases, boot_id, effects, pass, tables, memory, state }),
+        })
     }
 
     /// Makes bridge, sysctls and tables what they have to be. Idempotent.
@@ -178,6 +181,17 @@ impl Net {
     /// Removes what we made on the host and nothing else.
     pub fn remove_all(&self) -> Result<(), NetError> {
         self.inner.remove_all()
+    }
+
+    /// Pods that have an address and no link on this host any more: attach them again.
+    pub fn severed(&self) -> Result<Vec<String>, NetError> {
+        let links = self.inner.want()?.pods;
+        if links.is_empty() {
+            return Ok(Vec::new());
+        }
+        let look = |source| NetError::Kernel { operation: "look at", object: "links".into(), source };
+        let seen = rtnl::links(&mut self.inner.route_socket()?).map_err(look)?;
+        Ok(links.into_iter().filter(|(_, pod)| !seen.iter().any(|l| l.name == pod.link)).map(|(uid, _)| uid).collect())
     }
 
     /// What this kernel withholds, as far as we met it; [`lacks::probe`] tries everything.
@@ -326,7 +340,9 @@ impl Inner {
         Ok(())
     }
 
+    /// In one order, so that what is written last is what was true last.
     fn save_memory(&self) -> Result<(), NetError> {
+        let _order = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
         let memory = self.state().ipam.memory();
         self.leases.save_memory(&self.boot_id, memory).map_err(self.lease_io("write", "the allocator's memory"))
     }

@@ -39,7 +39,11 @@ pub fn mount_overlay(skeleton: &Path, rootfs: &Rootfs, target: &Path) -> Result<
     if let (true, Some(directory)) = (rootfs.upper.as_os_str().is_empty(), rootfs.lower.first()) {
         return mount::bind(directory, target).map_err(RuntimeError::io("bind a root file system on", target));
     }
-    let private = |path: &Path| fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
+    // Also where it is there already, with whatever mode.
+    let private = |path: &Path| {
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(path)?;
+        fs::set_permissions(path, fs::Permissions::from_mode(0o700))
+    };
     if let Some(parent) = rootfs.upper.parent() {
         // Files of containers may be setuid: nobody else gets to them.
         private(parent).map_err(RuntimeError::io("create", parent))?;

@@ -137,9 +137,6 @@ impl Making<'_> {
         let Making { rooms, job, uid, pod, container, attempt, image, .. } = self;
         let dir = rooms.config.roots.container_dir(attempt.id.as_str());
         let rootfs = Rootfs { lower: image.layers.clone(), upper: dir.join("upper"), work: dir.join("work") };
-        for dir in [&rootfs.upper, &rootfs.work] {
-            fs::create_dir_all(dir).map_err(|e| io_failed(create, "make", dir, e))?;
-        }
         let root = rooms.runtime.prepare_rootfs(uid, &attempt.id, &rootfs).map_err(runtime_failed)?;
         let user = user::resolve(&root, &self.request).map_err(Failed::because(create))?;
         translate::verify_non_root(pod, container, &image.config, &user).map_err(Failed::because(config))?;

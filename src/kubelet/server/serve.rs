@@ -21,6 +21,8 @@ use crate::sys::socket;
 const ASK: Duration = Duration::from_secs(5);
 /// How long one write to a client that does not read may take.
 const TAKE: Duration = Duration::from_secs(10);
+/// Milliseconds between two looks at the socket's name.
+const LOOK: u16 = 20_000;
 /// A pull checks certificates and parses manifests on this stack.
 const STACK: usize = 256 * 1024;
 
@@ -57,10 +59,11 @@ impl Server {
         // A client may be gone between poll and accept: accept must not block then.
         listener.set_nonblocking(true).map_err(failed)?;
         let (stop, told) = UnixStream::pair().map_err(failed)?;
+        let at = path.to_owned();
         let thread = Builder::new()
             .name("socket".into())
             .stack_size(64 * 1024)
-            .spawn(move || accept_all(&listener, &told, &agent))
+            .spawn(move || accept_all(listener, &at, &told, &agent))
             .map_err(|source| ServerError::Thread { path: path.to_owned(), source })?;
         Ok(Server { path: path.to_owned(), stop: Some(stop), thread: Some(thread) })
     }
@@ -83,11 +86,24 @@ impl Drop for Server {
     }
 }
 
-fn accept_all(listener: &UnixListener, told: &UnixStream, agent: &Arc<dyn Agent>) {
+fn accept_all(mut listener: UnixListener, path: &Path, told: &UnixStream, agent: &Arc<dyn Agent>) {
     let slots = Arc::new(Slots::default());
     loop {
+        // Somebody took the socket's name away: nobody could ask us anything for ever.
+        if !path.exists() {
+            match socket::listen_private(path).and_then(|new| new.set_nonblocking(true).map(|()| new)) {
+                Ok(new) => {
+                    tracing::warn!(socket = %path.display(), "the local socket was removed: made anew");
+                    listener = new;
+                }
+                // Its directory may be away as well; the next look tries again.
+                Err(error) => {
+                    tracing::warn!(socket = %path.display(), %error, "the local socket was removed and cannot be made anew")
+                }
+            }
+        }
         let mut waits = [PollFd::new(listener.as_fd(), PollFlags::POLLIN), PollFd::new(told.as_fd(), PollFlags::POLLIN)];
-        if let Err(error) = poll(&mut waits, PollTimeout::NONE)
+        if let Err(error) = poll(&mut waits, PollTimeout::from(LOOK))
             && error != nix::Error::EINTR
         {
             tracing::error!(%error, "poll of the local socket failed; it serves nobody any more");

@@ -52,7 +52,7 @@ pub(in crate::runtime) fn containers_of(run: &PodRun) -> Result<Vec<ContainerId>
     Ok(ids)
 }
 
-pub(super) fn gone_is_fine(result: io::Result<()>) -> io::Result<()> {
+pub(in crate::runtime) fn gone_is_fine(result: io::Result<()>) -> io::Result<()> {
     match result {
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
         other => other,

@@ -24,7 +24,7 @@ use crate::store::effects::{Effect, Effects};
 use crate::store::ids::{ContainerId, PodUid};
 use crate::sys::{exe, failpoint, mount, pidfd, process};
 
-pub(super) use self::files::{containers_of, read_json, read_sandbox, write_json};
+pub(super) use self::files::{containers_of, gone_is_fine, read_json, read_sandbox, write_json};
 pub(super) use self::sandboxes::{MONITOR, Monitor, pins};
 
 /// Questions that only need a turn of the monitor's loop.
