@@ -50,14 +50,14 @@ fn a_changed_stamp_or_an_emptied_run_directory_runs_nothing_twice() {
     let (shells, monitors) = (node.shells(), node.monitors());
     for stamp in [&b""[..], b"\xff\xfe", b"another boot\n"] {
         node.kill_agent();
-        fs::write(node.root().join("run/boot_id"), stamp).unwrap();
+        fs::write(node.seen(&node.root().join("run/boot_id")), stamp).unwrap();
         node.start();
         node.wait_ready("a");
         assert_eq!((node.shells(), node.monitors()), (shells.clone(), monitors.clone()), "{stamp:?}");
     }
     // Without its run directory nobody can reach a pod: it ends, and runs anew, once.
     node.kill_agent();
-    let pods = node.root().join("run/pods");
+    let pods = node.seen(&node.root().join("run/pods"));
     for entry in fs::read_dir(&pods).unwrap() {
         // What is mounted below stays; the files that name it are gone.
         let dir = entry.unwrap().path();
@@ -85,7 +85,7 @@ fn a_damaged_run_file_costs_a_restart_and_no_more() {
         let monitors = node.monitors();
         node.kill_agent();
         let path = {
-            let pods = node.root().join("run/pods");
+            let pods = node.seen(&node.root().join("run/pods"));
             fs::read_dir(pods).unwrap().next().unwrap().unwrap().path().join(file)
         };
         fs::write(path, "xx{").unwrap();
@@ -131,11 +131,11 @@ fn a_link_that_somebody_deletes_comes_back() {
     let before = address(&node);
     assert!(before.is_some());
     let alias = node.pod("a").unwrap()["metadata"]["uid"].as_str().unwrap().to_owned();
-    let all = Command::new("ip").args(["-j", "-d", "link", "show", "type", "veth"]).output().unwrap();
+    let all = node.command("ip").args(["-j", "-d", "link", "show", "type", "veth"]).output().unwrap();
     let links: serde_json::Value = serde_json::from_slice(&all.stdout).unwrap();
     let link = links.as_array().unwrap().iter().find(|l| l["ifalias"] == alias.as_str()).expect("its link");
     let link = link["ifname"].as_str().unwrap().to_owned();
-    assert!(Command::new("ip").args(["link", "del", &link]).status().unwrap().success());
+    assert!(node.command("ip").args(["link", "del", &link]).status().unwrap().success());
     assert_eq!(address(&node), None);
     node.wait("the link is back", 90, |node| address(node) == before);
 }
@@ -217,7 +217,7 @@ fn a_log_file_or_a_socket_that_is_removed_comes_back() {
     let node = Node::running();
     node.put("a.yaml", &pod("a", "Always", &[], &[("c", "n=0; while :; do n=$((n+1)); echo line $n; sleep 0.2; done")], ""));
     node.wait_ready("a");
-    fs::remove_file(node.root().join("run/agent.sock")).unwrap();
+    fs::remove_file(node.seen(&node.root().join("run/agent.sock"))).unwrap();
     let log = run_log(&node);
     fs::remove_file(&log).unwrap();
     node.wait("the log is written again", 20, |_| fs::metadata(&log).is_ok_and(|m| m.len() > 0));
