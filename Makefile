@@ -86,7 +86,7 @@ soak: vendor
 	@tests/setup test
 	@tests/setup fuzz
 	$(CARGO) build --locked --bins --tests
-	CORACLE_SOAK=1 CORACLE_KILLS=$${CORACLE_KILLS:-1000} tests/run kill store node_failpoints volumes vm
+	CORACLE_SOAK=1 CORACLE_KILLS=$${CORACLE_KILLS:-1000} tests/run kill store node_failpoints runtime volumes vm
 	tests/fuzz/run 300
 
 # Licences, duplicates, sources; advisories where their database can be reached.

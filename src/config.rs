@@ -32,6 +32,8 @@ pub struct Config {
     pub log_max_files: u32,
     pub max_pods: usize,
     pub pod_pids_limit: Option<i64>,
+    /// A container that names no seccomp profile gets RuntimeDefault; false: none.
+    pub seccomp_default: bool,
     /// Seconds that a pod may take to end when the node stops.
     pub stop_grace: i64,
     pub cluster_domain: String,
@@ -61,6 +63,7 @@ impl Config {
             log_max_files: 5,
             max_pods: 110,
             pod_pids_limit: None,
+            seccomp_default: true,
             stop_grace: 60,
             cluster_domain: "cluster.local".to_owned(),
         }

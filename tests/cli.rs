@@ -1,10 +1,14 @@
 //! The command line as people and scripts meet it: help against parser, exit codes, logs without
 //! an agent, the local socket under hostile clients, exec with pipes and with a terminal.
 
+#[path = "cli/check.rs"]
+mod check;
 #[path = "cli/exec.rs"]
 mod exec;
 #[path = "cli/files.rs"]
 mod files;
+#[path = "cli/images.rs"]
+mod images;
 #[path = "cli/leave.rs"]
 mod leave;
 #[path = "cli/node.rs"]
@@ -13,6 +17,9 @@ mod node;
 mod service;
 #[path = "cli/socket.rs"]
 mod socket;
+#[path = "support/registry.rs"]
+#[allow(dead_code)]
+mod support;
 
 use std::ffi::OsString;
 use std::process::{Command, Stdio};

@@ -19,6 +19,8 @@ mod memory;
 mod registry;
 #[path = "images/scripted.rs"]
 mod scripted;
+#[path = "support/registry.rs"]
+mod support;
 
 use std::path::Path;
 

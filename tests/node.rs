@@ -2,15 +2,21 @@
 //! kind. Each test has a node of its own (directories, instance, bridge, addresses) and leaves
 //! nothing behind. Needs root and busybox-static.
 
-#[path = "node/harness.rs"]
+#[path = "node/full.rs"]
+mod full;
+#[path = "node/hands.rs"]
+mod hands;
+#[path = "node/mounts.rs"]
+mod mounts;
+#[path = "support/node.rs"]
 #[allow(dead_code)]
-mod harness;
+mod support;
 
 use std::fs;
 use std::time::{Duration, Instant};
 
-use harness::{Node, STAY, condition, container, is_ready, pod, privileged};
 use nix::sys::signal::Signal;
+use support::{Node, STAY, condition, container, is_ready, pod, privileged};
 
 fn waits(status: &serde_json::Value, name: &str) -> (String, String) {
     let waiting = &container(status, name)["state"]["waiting"];
@@ -273,9 +279,7 @@ fn after_a_reboot_everything_runs_again_from_disk_but_what_had_ended() {
     if !privileged() {
         return;
     }
-    let mut node = Node::with_own_boot();
-    node.start();
-    node.import();
+    let mut node = Node::running();
     node.put("web.yaml", &pod("web", "Always", &[("i", "exit 0")], &[("c", STAY)], "").replace("IfNotPresent", "Always"));
     node.put("done.yaml", &pod("done", "Never", &[], &[("c", "exit 6")], ""));
     // Always cannot pull here: for its first start the image is used as it is by IfNotPresent.
@@ -383,53 +387,52 @@ fn an_incomplete_set_ends_nothing_and_two_claims_run_once() {
 }
 
 #[test]
-fn on_a_full_disk_exits_and_deletes_go_on_and_it_recovers_by_itself() {
+fn the_nodes_seccomp_default_holds_where_a_pod_says_nothing() {
     if !privileged() {
         return;
     }
     let mut node = Node::new();
-    let state = node.root().join("state");
-    fs::create_dir_all(&state).unwrap();
-    let out = std::process::Command::new("mount").args(["-t", "tmpfs", "-o", "size=64m", "tmpfs"]).arg(&state).output().unwrap();
-    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    node.args = vec!["--seccomp-default=false".to_owned()];
     node.start();
     node.import();
-    node.put("stays.yaml", &pod("stays", "Always", &[], &[("c", STAY)], ""));
-    node.put("goes.yaml", &pod("goes", "Always", &[], &[("c", STAY)], ""));
-    node.put("job.yaml", &pod("job", "Never", &[], &[("c", "while :; do sleep 0.1; done; exit 33")], ""));
-    for name in ["stays", "goes", "job"] {
-        node.wait_ready(name);
+    let say = "sed -n 's/^Seccomp:[^0-9]*//p' /proc/self/status";
+    let named = "securityContext: {seccompProfile: {type: RuntimeDefault}}, imagePullPolicy";
+    node.put("unnamed.yaml", &pod("unnamed", "Never", &[], &[("c", say)], ""));
+    node.put("named.yaml", &pod("named", "Never", &[], &[("c", say)], "").replace("imagePullPolicy", named));
+    for (name, mode) in [("unnamed", "0\n"), ("named", "2\n")] {
+        node.wait_phase(name, "Succeeded");
+        assert_eq!(node.ok(&["logs", name]), mode, "{name}");
     }
-    let before = container(&node.status("stays"), "c");
-    let full = |node: &Node| {
-        use std::io::Write;
-        let mut file = fs::OpenOptions::new().create(true).append(true).open(node.root().join("state/ballast")).unwrap();
-        while file.write_all(&[0; 4096]).is_ok() {}
-    };
-    full(&node);
-    let pid = node
-        .shells()
-        .into_iter()
-        .find(|pid| fs::read_to_string(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.contains("exit 33")));
-    nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid.unwrap()), Signal::SIGKILL).unwrap();
-    let status = node.wait_phase("job", "Failed");
-    assert_eq!(container(&status, "c")["state"]["terminated"]["exitCode"], 137);
-    full(&node);
-    node.take_away("goes.yaml");
-    node.wait_gone("goes");
-    full(&node);
-    node.put("new.yaml", &pod("new", "Always", &[], &[("c", STAY)], ""));
-    std::thread::sleep(Duration::from_secs(2));
-    assert_eq!(container(&node.status("stays"), "c"), before);
-    // Also a new agent gets along with a full disk.
+    // Without the flag the default is ours.
+    node.signal_agent(Signal::SIGTERM);
+    node.args.clear();
+    node.start();
+    node.put("default.yaml", &pod("default", "Never", &[], &[("c", say)], ""));
+    node.wait_phase("default", "Succeeded");
+    assert_eq!(node.ok(&["logs", "default"]), "2\n");
+}
+
+#[test]
+fn a_pulls_back_off_outlives_the_agent() {
+    if !privileged() {
+        return;
+    }
+    let mut node = Node::running();
+    node.put("p.yaml", &pod("p", "Always", &[], &[("c", STAY)], "").replace("busybox:1.35", "127.0.0.1:1/nope:1"));
+    let status = node.wait_pod("p", "backs off", |s| waits(s, "c").0 == "ImagePullBackOff");
+    let uid = node.pod("p").unwrap()["metadata"]["uid"].as_str().unwrap().to_owned();
+    let begun = format!("pull {uid} c ");
+    let pulls = |node: &Node| fs::read_to_string(node.path("agent.log")).unwrap().matches(&begun).count();
+    let (said, asked) = (waits(&status, "c"), pulls(&node));
     node.kill_agent();
     node.start();
-    assert_eq!(container(&node.status("stays"), "c"), before);
-    let status = node.status("job");
-    assert_eq!(container(&status, "c")["state"]["terminated"]["exitCode"], 137, "{status}");
-    fs::remove_file(node.root().join("state/ballast")).unwrap();
-    node.wait_ready("new");
-    assert_eq!(container(&node.status("stays"), "c"), before);
+    assert_eq!(waits(&node.status("p"), "c"), said, "a new agent knows it at once");
+    std::thread::sleep(Duration::from_secs(2));
+    assert_eq!(pulls(&node), asked, "and asks no earlier than the old one would have");
+    node.wait("it is asked again in time", 20, |n| pulls(n) > asked);
+    node.take_away("p.yaml");
+    node.wait_gone("p");
+    assert_eq!(fs::read_dir(node.seen(&node.root().join("run/pulls"))).unwrap().count(), 0, "what was kept goes with the pod");
 }
 
 #[test]

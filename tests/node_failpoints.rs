@@ -3,16 +3,16 @@
 //! the pod runs, or is gone, and nothing is left over. Needs the cargo feature `failpoints`.
 #![cfg(feature = "failpoints")]
 
-#[path = "node/harness.rs"]
+#[path = "support/node.rs"]
 #[allow(dead_code)]
-mod harness;
+mod support;
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use harness::{Node, is_ready, pod, privileged};
+use support::{Node, is_ready, pod, privileged};
 
 /// Every name in the source, so that a new one is tested from its first day.
 fn points() -> Vec<String> {

@@ -4,6 +4,8 @@
 
 #[path = "runtime/bounds.rs"]
 mod bounds;
+#[path = "runtime/bundle.rs"]
+mod bundle;
 #[path = "runtime/crash.rs"]
 mod crash;
 #[path = "runtime/life.rs"]
@@ -11,7 +13,11 @@ mod life;
 #[cfg(feature = "failpoints")]
 #[path = "runtime/points.rs"]
 mod points;
+#[path = "runtime/races.rs"]
+mod races;
 #[path = "runtime/streams.rs"]
 mod streams;
+#[path = "runtime/wire.rs"]
+mod wire;
 #[path = "runtime/world.rs"]
 mod world;

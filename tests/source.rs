@@ -1,6 +1,9 @@
 //! The manifests directory as people and programs change it, watched by the real thread.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+#[path = "source/fields.rs"]
+mod fields;
+
 use std::fs;
 use std::io::Write;
 use std::os::unix::fs::symlink;

@@ -90,6 +90,7 @@ fn translated(pod: &Pod) -> Value {
         },
         cgroup: format!("{cgroup}/{}", "c".repeat(8)),
         localhost_profile: None,
+        seccomp_default: true,
         node,
         host: host(),
     })

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 /// Lines that a whole run prints at least; a guest that stops early must not pass.
-const CHECKS: usize = 40;
+const CHECKS: usize = 60;
 
 #[test]
 fn a_machine_with_systemd_restarts_upgrades_reboots_and_uninstalls() {

@@ -1,22 +1,20 @@
 //! `coracle agent`: the node itself.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use nix::sys::signal::{SigSet, Signal};
-use serde::{Deserialize, Serialize};
 
 use super::args::{Body, Flag, Given, INSTANCE, LOG_FORMAT, LOG_LEVEL, NO_OPERANDS, ROOT, Verb};
 use super::exit::{CliError, Exit};
 use super::version;
 use crate::config::{self, Config};
 use crate::kubelet::agent::Agent;
+use crate::kubelet::remembered;
 use crate::kubelet::server::{Door, Facts, Server};
 use crate::obs;
 use crate::obs::notify::Notifier;
 use crate::obs::{Format, LogOptions};
-use crate::store;
-use crate::sys::clock;
+use crate::sys::{clock, process};
 
 const MANIFESTS: Flag = Flag {
     long: "manifests",
@@ -76,6 +74,12 @@ const MAX_PODS: Flag =
     Flag { long: "max-pods", short: None, value: Some("N"), help: "pods that may be here at once (default: 110)" };
 const POD_PIDS_LIMIT: Flag =
     Flag { long: "pod-pids-limit", short: None, value: Some("N"), help: "processes that one pod may have (default: no limit)" };
+const SECCOMP_DEFAULT: Flag = Flag {
+    long: "seccomp-default",
+    short: None,
+    value: Some("BOOL"),
+    help: "false: a container that names no seccomp profile runs without one (default: true, with RuntimeDefault)",
+};
 const STOP_GRACE: Flag = Flag {
     long: "stop-grace",
     short: None,
@@ -105,6 +109,7 @@ pub const VERB: Verb = Verb {
         &CONTAINER_LOG_MAX_FILES,
         &MAX_PODS,
         &POD_PIDS_LIMIT,
+        &SECCOMP_DEFAULT,
         &STOP_GRACE,
         &LOG_LEVEL,
         &LOG_FORMAT,
@@ -178,6 +183,9 @@ pub fn config(given: &Given) -> Result<Config, CliError> {
         config.max_pods = max;
     }
     config.pod_pids_limit = given.parse::<i64>(&POD_PIDS_LIMIT, "a number")?.filter(|limit| *limit > 0);
+    if let Some(seccomp_default) = given.parse(&SECCOMP_DEFAULT, "true or false")? {
+        config.seccomp_default = seccomp_default;
+    }
     if let Some(grace) = given.parse::<u32>(&STOP_GRACE, "seconds")? {
         config.stop_grace = i64::from(grace);
     }
@@ -195,44 +203,9 @@ fn is_dns_name(name: &str) -> bool {
     name.len() <= 253 && name.split('.').all(label)
 }
 
-/// What one that ends the pods must know of the agent that made them: `coracle stop-all` and
-/// `coracle uninstall` are not given its flags.
-#[derive(Serialize, Deserialize)]
-struct Remembered {
-    instance: String,
-    cgroup_parent: String,
-    pod_cidrs: Vec<String>,
-    mtu: Option<u32>,
-}
-
-fn remembered_at(config: &Config) -> PathBuf {
-    config.roots.run.join("agent.json")
-}
-
-fn remember(config: &Config) -> Result<(), CliError> {
-    let remembered = Remembered {
-        instance: config.instance.clone(),
-        cgroup_parent: config.cgroup_parent.clone(),
-        pod_cidrs: config.pod_cidrs.clone(),
-        mtu: config.mtu,
-    };
-    let bytes = serde_json::to_vec(&remembered).map_err(|e| CliError::because("keep the agent's flags", e))?;
-    store::atomic::write(&remembered_at(config), &bytes, 0o600).map_err(|e| CliError::because("keep the agent's flags", e))
-}
-
-/// The flags of the last agent of this root and boot; those given where none has run.
-pub fn remembered(mut config: Config) -> Result<Config, CliError> {
-    let path = remembered_at(&config);
-    let failed = |e| CliError::because("read the last agent's flags", e);
-    if let Some(bytes) = store::atomic::read_bounded(&path, 64 << 10).map_err(failed)? {
-        let last: Remembered =
-            serde_json::from_slice(&bytes).map_err(|e| CliError::because(format!("read {}", path.display()), e))?;
-        config.instance = last.instance;
-        config.cgroup_parent = last.cgroup_parent;
-        config.pod_cidrs = last.pod_cidrs;
-        config.mtu = last.mtu;
-    }
-    Ok(config)
+/// [`config`], or what the last agent of this root was told: for verbs that end its pods.
+pub fn remembered(given: &Given) -> Result<Config, CliError> {
+    remembered::recall(config(given)?).map_err(|e| CliError::because("find out how the agent was started", e))
 }
 
 pub fn log_options(given: &Given) -> Result<LogOptions, CliError> {
@@ -252,16 +225,16 @@ fn run(given: &Given) -> Result<Exit, CliError> {
     };
     obs::init(&log_options(given)?).map_err(|e| CliError::because("set up logging", e))?;
     let started_at = clock::wall_nanos();
+    process::share_one_heap();
     let notifier = Notifier::from_env().map_err(|e| CliError::because("find the service manager", e))?;
     // Before there is any other thread, so that all of them have these blocked; processes that
     // we start do not: std empties their mask.
     let mut quit = SigSet::empty();
-    quit.extend([Signal::SIGTERM, Signal::SIGINT]);
+    quit.extend([Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP]);
     quit.thread_block().map_err(|e| CliError::because("block signals", e))?;
     let agent = Agent::open(config).map_err(|e| CliError::because("start the agent", e))?;
     let (pods, living) = agent.adopted();
     let config = &agent.rooms.config;
-    remember(config)?;
     tracing::info!(
         version = version::VERSION,
         node = config.node_name,

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use super::exit::CliError;
 use crate::config::Roots;
 use crate::kubelet::server::model::{Answer, Ask, PROTOCOL, Request};
-use crate::kubelet::server::{MAX_ANSWER, receive, send};
+use crate::kubelet::server::{FrameError, MAX_ANSWER, receive, send};
 use crate::sys::socket;
 
 pub struct Client {
@@ -36,7 +36,11 @@ impl Client {
     pub fn ask(self, ask: Ask) -> Result<Answers, CliError> {
         let request = Request { protocol: PROTOCOL, ask };
         let payload = serde_json::to_vec(&request).map_err(CliError::Answer)?;
-        send(&self.stream, &payload, &[])?;
+        match send(&self.stream, &payload, &[]) {
+            // It was answered before it was asked: the answer says why.
+            Err(FrameError::Io(e)) if e.kind() == io::ErrorKind::BrokenPipe => {}
+            sent => sent?,
+        }
         Ok(Answers { stream: self.stream })
     }
 }

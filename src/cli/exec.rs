@@ -9,7 +9,7 @@
 
 use std::fs::File;
 use std::io::{IsTerminal, Read, Write};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
@@ -21,7 +21,8 @@ use super::args::{Body, CONTAINER, Flag, Given, INSTANCE, NAMESPACE, Operands, R
 use super::client::Client;
 use super::exit::{CliError, Exit};
 use super::pods;
-use crate::kubelet::server::model::{Answer, Ask, ExecAsk, StreamKind};
+use crate::config::Roots;
+use crate::kubelet::server::model::{Answer, Ask, ExecAsk, FailureKind, StreamKind};
 use crate::runtime::{ExecParts, ExecProcess};
 use crate::sys::tty;
 
@@ -92,8 +93,12 @@ fn attempt(given: &Given) -> Result<Exit, CliError> {
         size,
     };
     // Before there is a second thread, so that the signals come to the descriptor alone.
-    let signals = Signals::take()?;
-    let process = start(Client::connect(&given.roots()?)?, ask)?;
+    let mut signals = Signals::take()?;
+    let process = match start(&given.roots()?, &ask, &mut signals)? {
+        Begun::Started(process) => process,
+        // There is no command yet that the signal could be for, so it is for us.
+        Begun::Signalled(number) => return Ok(Exit::Passed(u8::try_from(128 + number).unwrap_or(255))),
+    };
     let raw = if terminal && stdin {
         Some(tty::Raw::enter(here.as_fd()).map_err(|e| CliError::because("make the terminal raw", e))?)
     } else {
@@ -104,14 +109,45 @@ fn attempt(given: &Given) -> Result<Exit, CliError> {
     code.map(Exit::Passed)
 }
 
-fn start(client: Client, ask: ExecAsk) -> Result<ExecProcess, CliError> {
-    let mut answers = client.ask(Ask::Exec(ask))?;
-    while let Some((answer, fds)) = answers.next_with_fds()? {
-        if let Answer::Started { pid, streams } = answer {
-            return parts(pid, &streams, fds).map(ExecProcess::from_parts);
+enum Begun {
+    Started(ExecProcess),
+    /// By a signal that would have ended us. The agent sees the closed connection and lets the
+    /// command go.
+    Signalled(i32),
+}
+
+/// An agent that serves others is asked again for this long.
+const BUSY: Duration = Duration::from_secs(20);
+const AGAIN: Duration = Duration::from_millis(100);
+
+fn start(roots: &Roots, ask: &ExecAsk, signals: &mut Signals) -> Result<Begun, CliError> {
+    let deadline = Instant::now() + BUSY;
+    loop {
+        match try_start(Client::connect(roots)?, ask.clone(), signals) {
+            // Nothing was begun for us.
+            Err(CliError::Refused(failure)) if failure.kind == FailureKind::Busy && Instant::now() < deadline => {
+                std::thread::sleep(AGAIN);
+            }
+            other => return other,
         }
     }
-    Err(CliError::Hangup)
+}
+
+/// A monitor that does not answer (stopped, or blocked by a slow card) may take minutes.
+fn try_start(client: Client, ask: ExecAsk, signals: &mut Signals) -> Result<Begun, CliError> {
+    let mut answers = client.ask(Ask::Exec(ask))?;
+    loop {
+        if let Some(number) = signals.before(answers.stream.as_fd())? {
+            return Ok(Begun::Signalled(number));
+        }
+        match answers.next_with_fds()? {
+            Some((Answer::Started { pid, streams }, fds)) => {
+                return parts(pid, &streams, fds).map(|parts| Begun::Started(ExecProcess::from_parts(parts)));
+            }
+            Some(_) => {}
+            None => return Err(CliError::Hangup),
+        }
+    }
 }
 
 fn parts(pid: i32, streams: &[StreamKind], fds: Vec<OwnedFd>) -> Result<ExecParts, CliError> {
@@ -154,6 +190,24 @@ impl Signals {
         Ok(Signals(fd))
     }
 
+    /// Waits until `socket` can be read; a signal that comes first and that ends a process.
+    fn before(&mut self, socket: BorrowedFd<'_>) -> Result<Option<i32>, CliError> {
+        loop {
+            let mut fds = [PollFd::new(self.0.as_fd(), PollFlags::POLLIN), PollFd::new(socket, PollFlags::POLLIN)];
+            match poll(&mut fds, PollTimeout::NONE) {
+                Ok(_) | Err(Errno::EINTR) => {}
+                Err(e) => return Err(CliError::because("wait for the agent", e)),
+            }
+            let readable = fds[1].revents().is_some_and(|events| !events.is_empty());
+            if let Some(number) = self.next().filter(|number| *number != libc::SIGWINCH) {
+                return Ok(Some(number));
+            }
+            if readable {
+                return Ok(None);
+            }
+        }
+    }
+
     fn next(&mut self) -> Option<i32> {
         // Nothing there, or interrupted: poll tells when to look again.
         let info = self.0.read_signal().ok().flatten()?;
@@ -189,16 +243,20 @@ impl Session {
         } else {
             self.process.stdin = None;
         }
-        let mut code = None;
+        let (mut code, mut lost) = (None, None);
         let mut since_output = Instant::now();
         while code.is_none() || (!outputs.is_empty() && since_output.elapsed() < QUIET) {
             let ready = self.wait(&outputs, code.is_some())?;
             for (at, ready) in ready.outputs.iter().enumerate().rev() {
                 if *ready {
                     since_output = Instant::now();
-                    let open = outputs.get_mut(at).is_some_and(pass);
-                    if !open {
+                    let open = outputs.get_mut(at).map_or(Ok(false), pass);
+                    if !matches!(open, Ok(true)) {
                         outputs.remove(at);
+                    }
+                    // The command gets SIGPIPE for it; that its output was lost is told at the end.
+                    if let Err(e) = open {
+                        lost.get_or_insert(e);
                     }
                 }
             }
@@ -210,7 +268,10 @@ impl Session {
                 since_output = Instant::now();
             }
         }
-        Ok(code.unwrap_or_default())
+        match lost {
+            Some(e) if e.kind() != std::io::ErrorKind::BrokenPipe => Err(CliError::because("pass the command's output on", e)),
+            _ => Ok(code.unwrap_or_default()),
+        }
     }
 
     /// Copies our stdin in a thread of its own: a command that does not read must not keep its
@@ -301,22 +362,24 @@ struct Ready {
     ended: bool,
 }
 
-/// Copies what is there; false once the stream has ended (or nobody reads ours any more: then the
-/// command gets SIGPIPE, as in a pipe here).
-fn pass(output: &mut Output) -> bool {
+/// Copies what is there; false once the stream has ended, an error where nobody takes it here any
+/// more (then the command gets SIGPIPE, as in a pipe here).
+fn pass(output: &mut Output) -> std::io::Result<bool> {
     let mut buffer = [0; 16 * 1024];
     let n = match output.from.read(&mut buffer) {
-        Ok(0) => return false,
+        Ok(0) => return Ok(false),
         Ok(n) => n,
-        Err(e) if e.kind() == std::io::ErrorKind::Interrupted => return true,
+        Err(e) if e.kind() == std::io::ErrorKind::Interrupted => return Ok(true),
         // A terminal whose last process is gone says EIO.
-        Err(_) => return false,
+        Err(_) => return Ok(false),
     };
     let bytes = buffer.get(..n).unwrap_or_default();
     if output.to_stderr {
-        std::io::stderr().write_all(bytes).is_ok()
+        std::io::stderr().write_all(bytes)?;
     } else {
         let mut out = std::io::stdout().lock();
-        out.write_all(bytes).and_then(|()| out.flush()).is_ok()
+        out.write_all(bytes)?;
+        out.flush()?;
     }
+    Ok(true)
 }

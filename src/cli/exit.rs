@@ -53,7 +53,7 @@ pub enum CliError {
         #[source]
         source: io::Error,
     },
-    #[error("the agent's socket {} belongs to root: run this as root", socket.display())]
+    #[error("the agent's socket {} belongs to root: run this as root (sudo coracle …)", socket.display())]
     NotAllowed {
         socket: PathBuf,
         #[source]
@@ -105,6 +105,7 @@ impl CliError {
             CliError::NotFound(_) => Exit::NotFound,
             CliError::Refused(failure) => match failure.kind {
                 FailureKind::NotFound => Exit::NotFound,
+                FailureKind::Denied => Exit::NoAgent,
                 FailureKind::NoProgram => Exit::Passed(127),
                 FailureKind::NotExecutable => Exit::Passed(126),
                 FailureKind::Invalid | FailureKind::Busy | FailureKind::Failed | FailureKind::Other => Exit::Failed,

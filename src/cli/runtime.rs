@@ -1,6 +1,10 @@
 //! `coracle runtime run BUNDLE`: the runtime room alone, with an OCI bundle in the foreground.
 //!
 //! Everything of it (run directory, cgroups, monitor) is named after this process and gone with it.
+//! Where this process was killed, the next one takes it away.
+//!
+//! Invariant: a run directory belongs to the process that holds its lock; the kernel lets go of that
+//! with the process.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -10,6 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
+use nix::fcntl::Flock;
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use oci_spec::runtime::{Process, Spec};
@@ -21,7 +26,7 @@ use crate::runtime::model::{CgroupResources, ContainerSpec, Rootfs, RuntimeEvent
 use crate::runtime::{FailureKind, Runtime, RuntimeConfig, mount_run, unmount_run};
 use crate::store::effects::Effects;
 use crate::store::ids::{ContainerId, PodUid};
-use crate::sys::{clock, mount, tty};
+use crate::sys::{clock, file, mount, tty};
 
 pub const RUN: Verb = Verb {
     name: "runtime run",
@@ -38,19 +43,68 @@ pub const RUN: Verb = Verb {
 fn run(given: &Given) -> Result<Exit, CliError> {
     let bundle = given.operands.first().map(OsString::as_os_str).unwrap_or_default();
     let bundle = std::fs::canonicalize(bundle).map_err(CliError::io("open bundle", bundle))?;
-    let oci = Spec::load(bundle.join("config.json")).map_err(|e| CliError::because("read config.json", e))?;
+    let oci = read_config(&bundle.join("config.json"))?;
     // Before there is a second thread, so that the signals come to the descriptor alone.
     let signals = take_signals()?;
-    let mut run = given.roots()?.run.into_os_string();
-    run.push(format!("-run-{}", std::process::id()));
-    let foreground = Foreground::open(PathBuf::from(run))?;
+    let run = given.roots()?.run;
+    remove_leftovers(&run);
+    let pid = std::process::id();
+    let mut own = run.into_os_string();
+    own.push(format!("{INFIX}{pid}"));
+    let foreground = Foreground::open(PathBuf::from(own), pid)?;
     let ended = foreground.run(&bundle, oci, signals);
     let left = foreground.close();
     let exit = ended?;
     left.map(|()| exit)
 }
 
+/// Between the run directory's name and the pid.
+const INFIX: &str = "-run-";
+const LOCK: &str = "lock";
+
+fn read_config(path: &Path) -> Result<Spec, CliError> {
+    let mut text = Vec::new();
+    let read = File::open(path).and_then(|file| file.take(4 << 20).read_to_end(&mut text));
+    read.map_err(CliError::io("read", path))?;
+    serde_json::from_slice(&text).map_err(|e| CliError::because(format!("{} is no runtime config", path.display()), e))
+}
+
+/// Ends and removes what is left of runs that were killed. What cannot be removed is told, and no
+/// reason to run nothing.
+fn remove_leftovers(run: &Path) {
+    let (Some(parent), Some(name)) = (run.parent(), run.file_name().and_then(|name| name.to_str())) else { return };
+    let prefix = format!("{name}{INFIX}");
+    // A directory that is not there has nothing of ours in it.
+    for entry in std::fs::read_dir(parent).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let pid = name.to_str().and_then(|name| name.strip_prefix(&prefix)).and_then(|pid| pid.parse::<u32>().ok());
+        let (Some(pid), dir) = (pid, entry.path()) else { continue };
+        let removed = match dead(&dir, pid) {
+            Ok(false) => Ok(()),
+            Ok(true) => Foreground::open(dir.clone(), pid).and_then(Foreground::close),
+            Err(e) => Err(CliError::io("lock", dir.join(LOCK))(e)),
+        };
+        if let Err(e) = removed {
+            eprintln!("coracle runtime run: left by an earlier run in {}: {}", dir.display(), crate::obs::chain(&e));
+        }
+    }
+}
+
+/// Has the process that made the directory gone?
+fn dead(dir: &Path, pid: u32) -> std::io::Result<bool> {
+    match File::open(dir.join(LOCK)) {
+        Ok(lock) => Ok(file::try_lock(lock)?.is_some()),
+        // It is about to make one, or was killed before it could.
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+            Ok(pid == std::process::id() || !Path::new(&format!("/proc/{pid}")).exists())
+        }
+        Err(e) => Err(e),
+    }
+}
+
 struct Foreground {
+    /// Before the directory's other users.
+    _lock: Flock<File>,
     run: PathBuf,
     runtime: Runtime,
     events: mpsc::Receiver<RuntimeEvent>,
@@ -65,9 +119,10 @@ fn because<E: std::error::Error + Send + Sync + 'static>(what: &'static str) -> 
 }
 
 impl Foreground {
-    fn open(run: PathBuf) -> Result<Foreground, CliError> {
-        let pid = std::process::id();
+    fn open(run: PathBuf, pid: u32) -> Result<Foreground, CliError> {
         mount_run(&run).map_err(because("make the run directory"))?;
+        let lock = File::create(run.join(LOCK)).and_then(file::try_lock).map_err(CliError::io("lock", run.join(LOCK)))?;
+        let lock = lock.ok_or_else(|| CliError::Failed(format!("{} is in use", run.display())))?;
         let boot = clock::boot_id().map_err(because("read the boot id"))?;
         let (effects, _) = Effects::open(&run, &boot).map_err(because("open the effects journal"))?;
         let cgroups = Cgroups::detect("/").map_err(because("find the cgroups"))?;
@@ -75,6 +130,7 @@ impl Foreground {
         let config = RuntimeConfig { run: run.clone(), cgroups: cgroups.clone(), cgroup_parent: "/".to_owned() };
         let runtime = Runtime::open(config, Arc::new(effects), send).map_err(because("open the runtime"))?;
         Ok(Foreground {
+            _lock: lock,
             run,
             runtime,
             events,
@@ -86,6 +142,11 @@ impl Foreground {
     }
 
     fn run(&self, bundle: &Path, oci: Spec, mut signals: SignalFd) -> Result<Exit, CliError> {
+        let root = oci.root().as_ref().map(|root| bundle.join(root.path()));
+        let root = root.ok_or_else(|| CliError::Failed("config.json has no root".to_owned()))?;
+        if !root.is_dir() {
+            return Err(CliError::Failed(format!("root.path of config.json: {} is not a directory", root.display())));
+        }
         let sandbox = SandboxSpec {
             uid: self.uid.clone(),
             namespace: "run".to_owned(),
@@ -101,8 +162,6 @@ impl Foreground {
             shm_size: 64 << 20,
         };
         self.runtime.run_sandbox(&sandbox).map_err(because("start a monitor"))?;
-        let root = oci.root().as_ref().map(|root| bundle.join(root.path()));
-        let root = root.ok_or_else(|| CliError::Failed("config.json has no root".to_owned()))?;
         let terminal = oci.process().as_ref().and_then(Process::terminal).unwrap_or(false);
         let spec = ContainerSpec {
             uid: self.uid.clone(),
@@ -157,6 +216,8 @@ impl Foreground {
 
     fn close(self) -> Result<(), CliError> {
         self.runtime.remove_sandbox(&self.uid).map_err(because("remove the sandbox"))?;
+        // Killed, it may have had a cgroup and nothing that names it.
+        self.cgroups.kill(&self.parent).map_err(because("end what is in the cgroup"))?;
         self.cgroups.remove(&self.parent).map_err(because("remove the cgroup"))?;
         drop(self.runtime);
         mount::detach(&self.run.join("skeleton")).map_err(CliError::io("unmount", self.run.join("skeleton")))?;

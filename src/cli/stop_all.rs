@@ -58,7 +58,7 @@ pub fn by_agent(client: Client, within: u32) -> Result<(), CliError> {
 }
 
 fn alone(given: &Given, within: u32) -> Result<StopReport, CliError> {
-    let mut config = agent::remembered(agent::config(given)?)?;
+    let mut config = agent::remembered(given)?;
     let pods = PodStore::peek(&config.roots.state).map_err(|e| CliError::because("read the pods' journal", e))?.pods.len();
     if pods == 0 {
         return Ok(StopReport::default());

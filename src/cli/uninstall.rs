@@ -45,7 +45,7 @@ const PODS: Duration = Duration::from_secs(120);
 const AGENT: Duration = Duration::from_secs(20);
 
 fn run(given: &Given) -> Result<Exit, CliError> {
-    let mut config = agent::remembered(agent::config(given)?)?;
+    let mut config = agent::remembered(given)?;
     let running = match Client::if_running(&config.roots)? {
         Some(client) => Some(info::fetch(client)?),
         None => None,
@@ -192,8 +192,10 @@ fn undo_rest(rooms: &Rooms, run: &Path) -> Result<Vec<String>, CliError> {
             Effect::Cgroup { path } => {
                 Cgroups::detect(&rooms.config.cgroup_parent).and_then(|c| c.remove(path)).map_err(io::Error::other)
             }
-            // Net has removed and put back all of its own.
-            Effect::Link { .. } | Effect::NftTable { .. } | Effect::Sysctl { .. } => Ok(()),
+            // Net removes and puts back all that the journal names; it has said why it could not.
+            Effect::Link { .. } | Effect::NftTable { .. } | Effect::Sysctl { .. } => {
+                Err(io::Error::other("the network did not take it away"))
+            }
             // Gone with their sandbox.
             Effect::Monitor { .. } | Effect::Container { .. } => Ok(()),
         };

@@ -66,7 +66,7 @@ fn resemble(fd: &OwnedFd, stat: &FileStat) -> io::Result<()> {
     dir::chown_of(fd, stat.st_uid, stat.st_gid)?;
     dir::chmod_of(fd, stat.st_mode & 0o7777)?;
     // Nanoseconds are below 10^9.
-    dir::set_time_of(fd, stat.st_mtime, stat.st_mtime_nsec as u32)
+    dir::set_time_of(fd, stat.st_mtime as i64, stat.st_mtime_nsec as u32)
 }
 
 fn is_opaque(fd: impl AsFd) -> io::Result<bool> {

@@ -21,6 +21,7 @@ use super::manifest::{self, Descriptor, Document, MAX_DOCUMENT};
 use super::model::{ImportOptions, Limits, Platform};
 use super::reference;
 use super::stage::FeedError;
+use crate::sys::chain::chain;
 
 /// Files of an archive, at most.
 const MAX_FILES: usize = 10_000;
@@ -160,11 +161,16 @@ fn spread(path: &Path, scratch: &Path, limits: &Limits) -> Result<(Files, BTreeM
     let mut others = BTreeMap::new();
     let mut links: Vec<(String, String)> = Vec::new();
     let mut count = 0usize;
-    while let Some(entry) = archive.next_entry().map_err(|e| malformed(&chain(&e)))? {
+    while let Some(entry) = archive.next_entry().map_err(|e| malformed(&chain(&e).to_string()))? {
         let name = match std::str::from_utf8(&entry.name) {
             Ok(name) => name.trim_start_matches("./").trim_start_matches('/').to_owned(),
             Err(_) => return Err(PullError::refused(format!("it holds a name that is no text: {}", show(&entry.name)))),
         };
+        // Links count too: a round over them is work.
+        count += 1;
+        if count > MAX_FILES {
+            return Err(PullError::refused(format!("it holds more than {MAX_FILES} files")));
+        }
         match entry.kind {
             Kind::File => {}
             Kind::Symlink | Kind::HardLink => {
@@ -176,10 +182,6 @@ fn spread(path: &Path, scratch: &Path, limits: &Limits) -> Result<(Files, BTreeM
             }
             Kind::Dir | Kind::Char | Kind::Block | Kind::Fifo => continue,
         }
-        count += 1;
-        if count > MAX_FILES {
-            return Err(PullError::refused(format!("it holds more than {MAX_FILES} files")));
-        }
         let to = scratch.join(count.to_string());
         let mut out = File::create(&to).map_err(PullError::store("make", &to))?;
         copy(&mut archive, &mut out, &to)?;
@@ -190,19 +192,17 @@ fn spread(path: &Path, scratch: &Path, limits: &Limits) -> Result<(Files, BTreeM
         }
         others.insert(name, to);
     }
-    for (name, target) in links {
-        if let Some(path) = others.get(&target).cloned() {
-            others.insert(name, path);
-        }
+    // A link may lead to another one, in any order; a chain longer than this is nobody's.
+    for _ in 0..4 {
+        links.retain(|(name, target)| match others.get(target).cloned() {
+            Some(path) => {
+                others.insert(name.clone(), path);
+                false
+            }
+            None => true,
+        });
     }
     Ok((files, others))
-}
-
-fn chain(error: &dyn std::error::Error) -> String {
-    match error.source() {
-        Some(source) => format!("{error}: {}", chain(source)),
-        None => error.to_string(),
-    }
 }
 
 fn copy(from: &mut impl Read, to: &mut File, path: &Path) -> Result<(), PullError> {

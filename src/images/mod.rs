@@ -45,6 +45,8 @@ pub use model::{Image, ImageConfig, ImageError, ImagesConfig, ImportOptions, Pul
 use records::{ImageRecord, Record};
 use store::{Making, Store};
 
+use crate::sys::chain::chain;
+
 /// The image room's front door; clones share one store.
 #[derive(Clone, Debug)]
 pub struct Images {
@@ -71,7 +73,7 @@ impl Images {
     /// The image that `reference` (name, digest or image id) means here; None: not present. A layer
     /// that was lost is rebuilt from its blob first.
     pub fn find(&self, reference: &str) -> Result<Option<Image>, ImageError> {
-        let inspect = |e: PullError| ImageError::Inspect { reference: reference.to_owned(), why: chain(&e) };
+        let inspect = |e: PullError| ImageError::Inspect { reference: reference.to_owned(), why: chain(&e).to_string() };
         let Some(manifest) = self.resolve(reference)? else { return Ok(None) };
         if !self.mend(&manifest).map_err(inspect)? {
             return Ok(None);
@@ -121,8 +123,9 @@ impl Images {
         let manifests: Vec<Digest> = self.inner.store.read(|s| s.images.keys().copied().collect());
         let mut images: Vec<Image> = Vec::new();
         for manifest in manifests {
-            let found =
-                self.image(&manifest).map_err(|e| ImageError::Inspect { reference: manifest.to_string(), why: chain(&e) })?;
+            let found = self
+                .image(&manifest)
+                .map_err(|e| ImageError::Inspect { reference: manifest.to_string(), why: chain(&e).to_string() })?;
             let Some(image) = found else { continue };
             // Two manifests of one config (compressed differently) are one image with two digests.
             match images.iter_mut().find(|known| known.id == image.id) {
@@ -256,11 +259,4 @@ fn name_of(reference: &str) -> Option<String> {
         Some(digest) => format!("{}@{digest}", reference.name()),
         None => reference.to_string(),
     })
-}
-
-fn chain(error: &dyn std::error::Error) -> String {
-    match error.source() {
-        Some(source) => format!("{error}: {}", chain(source)),
-        None => error.to_string(),
-    }
 }

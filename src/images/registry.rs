@@ -232,7 +232,7 @@ impl<'a> Registry<'a> {
         let tail = if said.is_empty() { String::new() } else { format!(": {said}") };
         match response.status {
             401 if self.credentials.is_empty() => PullError::refused(format!(
-                "{what}: {name} needs credentials (401 Unauthorized){tail}: give the pod an imagePullSecret"
+                "{what}: {name} needs credentials (401 Unauthorized){tail}: give the pod an imagePullSecret, or `coracle pull` a --user"
             )),
             401 | 403 => {
                 PullError::refused(format!("{what}: {name} does not accept the credentials ({}){tail}", response.status))

@@ -121,7 +121,7 @@ impl Store {
         let options = Options { durable: true, floor: 256 << 10, step: 64 << 10, room: Box::new(|| false) };
         let (journal, state, found): (_, State, _) = Journal::open(Arc::new(Disk), dir, "journal", options)?;
         if found.cut > 0 || !found.lost.is_empty() {
-            tracing::warn!(bytes = found.cut, lost = ?found.lost, "the image store's journal ended in a broken record, which was set aside");
+            tracing::warn!(bytes = found.cut, spoilt = found.spoilt, lost = ?found.lost, "the image store's journal had broken records, which were set aside");
         }
         let unchecked = if is_new_boot(dir)? { state.layers.keys().copied().collect() } else { BTreeSet::new() };
         let shared = Mutex::new(Shared { state, unchecked, ..Shared::default() });

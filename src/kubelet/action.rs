@@ -38,6 +38,10 @@ pub enum Action {
     Listen {
         uid: PodUid,
     },
+    /// SIGKILL to a monitor that does not answer: then its sandbox is dead.
+    KillMonitor {
+        uid: PodUid,
+    },
     /// Of a sandbox whose monitor has died: ends what is left and reads how its containers ended.
     Inspect {
         uid: PodUid,
@@ -46,11 +50,13 @@ pub enum Action {
     StopSandbox {
         uid: PodUid,
     },
+    /// `delay`: back-off after the failure before, nanoseconds; 0: none.
     Pull {
         uid: PodUid,
         container: String,
         attempt: u32,
         image: String,
+        delay: i64,
     },
     /// Journals the attempt (where it is new), then creates it.
     Create {
@@ -124,6 +130,7 @@ impl Action {
             | Action::RunSandbox { uid }
             | Action::Attach { uid }
             | Action::Listen { uid }
+            | Action::KillMonitor { uid }
             | Action::Inspect { uid }
             | Action::StopSandbox { uid }
             | Action::Pull { uid, .. }
@@ -151,6 +158,7 @@ impl fmt::Display for Action {
             Action::RunSandbox { uid } => write!(f, "run-sandbox {uid}"),
             Action::Attach { uid } => write!(f, "attach {uid}"),
             Action::Listen { uid } => write!(f, "listen {uid}"),
+            Action::KillMonitor { uid } => write!(f, "kill-monitor {uid}"),
             Action::Inspect { uid } => write!(f, "inspect {uid}"),
             Action::StopSandbox { uid } => write!(f, "stop-sandbox {uid}"),
             Action::Pull { uid, container, image, .. } => write!(f, "pull {uid} {container} image={image}"),

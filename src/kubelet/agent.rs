@@ -35,7 +35,12 @@ use crate::sys::clock;
 pub enum Message {
     Source(SourceUpdate),
     Runtime(RuntimeEvent),
-    Report { action: Action, outcome: Outcome },
+    Report {
+        action: Action,
+        outcome: Outcome,
+    },
+    /// Pods that had a network and have lost their link.
+    Severed(Vec<String>),
     Request(Request),
 }
 
@@ -256,6 +261,7 @@ impl Planner {
                 views::log_outcome(&self.observed, &action, &outcome);
                 observe::reported(&mut self.observed, &action, outcome, now());
             }
+            Message::Severed(pods) => observe::severed(&mut self.observed, &pods),
             Message::Request(Request::Quit) => return false,
             Message::Request(request) => self.request(request),
         }
@@ -418,8 +424,14 @@ impl Planner {
         }
         self.tended = now;
         observe::listen_again(&mut self.observed);
-        let rooms = Arc::clone(&self.rooms);
+        let (rooms, sender) = (Arc::clone(&self.rooms), self.sender.clone());
         self.workers.submit(move || {
+            match rooms.net.severed() {
+                Ok(pods) if pods.is_empty() => {}
+                // Nobody listens any more: the agent leaves.
+                Ok(pods) => drop(sender.send(Message::Severed(pods))),
+                Err(error) => tracing::warn!(error = %crate::obs::chain(&error), "the pods' links cannot be looked at"),
+            }
             if let Err(error) = rooms.store.tend() {
                 tracing::warn!(error = %crate::obs::chain(&error), "the store's reserve is not whole");
             }

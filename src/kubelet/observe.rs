@@ -82,6 +82,15 @@ pub fn listen_again(observed: &mut Observed) {
     }
 }
 
+/// Somebody took these pods' links away: they get their network again, at the same addresses.
+pub fn severed(observed: &mut Observed, pods: &[String]) {
+    for (uid, state) in &mut observed.pods {
+        if let (Sandbox::Up { attached, .. }, true) = (&mut state.sandbox, pods.iter().any(|pod| pod == uid.as_str())) {
+            *attached = false;
+        }
+    }
+}
+
 /// Newer ConfigMaps or Secrets: what waited for one need not wait longer.
 pub fn configs_changed(observed: &mut Observed) {
     for state in observed.pods.values_mut() {
@@ -157,6 +166,12 @@ pub fn reported(observed: &mut Observed, action: &Action, outcome: Outcome, now:
                 }
             }
             settle(state, Step::Listen, outcome, now);
+        }
+        Action::KillMonitor { .. } => {
+            if outcome == Outcome::Done {
+                state.sandbox = Sandbox::Dead;
+            }
+            settle(state, Step::Stop, outcome, now);
         }
         Action::Inspect { .. } => {
             if let Outcome::Exits { exits } = &outcome {
@@ -272,12 +287,17 @@ fn failure(before: Option<&Failure>, reason: FailReason, message: String, now: N
     Failure { reason: reason.waiting().to_owned(), message, at: now.boot, delay }
 }
 
+/// A pull that failed after a back-off of `delay` nanoseconds.
+pub fn pull_failure(delay: i64, reason: FailReason, message: String, now: Now) -> Failure {
+    let last = Failure { reason: String::new(), message: String::new(), at: 0, delay };
+    failure((delay > 0).then_some(&last), reason, message, now)
+}
+
 fn pulled(state: &mut PodState, container: &str, attempt: u32, outcome: Outcome, now: Now) {
     let container = state.containers.entry(container.to_owned()).or_default();
     container.image = match outcome {
         Outcome::Failed { reason, message } => {
-            let last = Failure { reason: String::new(), message: String::new(), at: 0, delay: container.pull_delay };
-            let failure = failure((container.pull_delay > 0).then_some(&last), reason, message, now);
+            let failure = pull_failure(container.pull_delay, reason, message, now);
             container.pull_delay = failure.delay;
             ImageState::Failed { failure }
         }

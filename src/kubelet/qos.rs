@@ -116,10 +116,13 @@ pub fn container_resources(_pod: &Pod, container: &Container) -> CgroupResources
     }
 }
 
+/// The priority class that the OOM killer spares as if it were guaranteed.
+pub const NODE_CRITICAL: &str = "system-node-critical";
+
 pub fn oom_score_adj(pod: &Pod, container: &Container, node: &NodeCapacity) -> i32 {
     const GUARANTEED: i32 = -997;
     const BEST_EFFORT: i32 = 1000;
-    if pod.spec.priority_class_name.as_deref() == Some("system-node-critical") {
+    if pod.spec.priority_class_name.as_deref() == Some(NODE_CRITICAL) {
         return GUARANTEED;
     }
     match QosClass::of(pod) {

@@ -9,8 +9,9 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use super::model::{AttemptState, ContainerState, Finished, Now, Observed, Phase, PodState, Sandbox};
+use super::model::{AttemptState, ContainerState, Finished, ImageState, Now, Observed, Phase, PodState, Sandbox};
 use super::observe::lost;
+use super::pulls::FailedPulls;
 use crate::api::pod::Pod;
 use crate::runtime::model::{ContainerPhase, SandboxState};
 use crate::store::ids::PodUid;
@@ -24,6 +25,7 @@ pub struct Found {
     pub attached: BTreeMap<PodUid, Vec<IpAddr>>,
     pub manifests: BTreeMap<PodUid, Arc<Pod>>,
     pub boot: String,
+    pub pulls: FailedPulls,
 }
 
 pub fn recovered(found: Found, now: Now) -> Observed {
@@ -62,6 +64,11 @@ pub fn recovered(found: Found, now: Now) -> Observed {
         };
         state.unheard = sandbox.as_ref().is_some_and(|s| s.alive && !s.answers);
         containers(&mut state, &record, sandbox.as_ref(), &stamp, now);
+        for (name, failure) in found.pulls.get(&uid).into_iter().flatten() {
+            let container = state.containers.entry(name.clone()).or_default();
+            container.pull_delay = failure.delay;
+            container.image = ImageState::Failed { failure: failure.clone() };
+        }
         observed.pods.insert(uid, state);
     }
     // Sandboxes that the store does not know: nobody asks for them, so a complete set ends them.

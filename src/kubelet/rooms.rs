@@ -4,12 +4,17 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, UdpSocket};
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, mpsc};
 
+use super::instance::{self, InstanceError, InstanceLock};
+use super::orphans;
+use super::pulls::Pulls;
 use super::qos::NodeCapacity;
 use super::recover::Found;
+use super::remembered::{self, RememberError};
 use super::source::{self, DesiredPod};
 use crate::api::yaml;
 use crate::config::Config;
@@ -40,9 +45,11 @@ pub struct Rooms {
     pub net: Net,
     pub images: Images,
     pub volumes: Volumes,
+    pub pulls: Pulls,
     pub host: HostFacts,
     pub capacity: NodeCapacity,
     pub node_ips: Vec<IpAddr>,
+    _instance: InstanceLock,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -55,6 +62,8 @@ pub enum OpenError {
     Registries { path: PathBuf, why: String },
     #[error("--pod-cidr")]
     Cidr(#[from] crate::net::model::BadRange),
+    #[error("start")]
+    Instance(#[from] InstanceError),
     #[error("open the store")]
     Store(#[from] StoreError),
     #[error("open the runtime")]
@@ -67,6 +76,8 @@ pub enum OpenError {
     Volumes(#[from] VolumeError),
     #[error("use this host's cgroups")]
     Cgroups(#[from] CgroupError),
+    #[error("keep the agent's flags")]
+    Remember(#[from] RememberError),
 }
 
 /// What a start found, and what the source may need of it.
@@ -80,19 +91,31 @@ pub fn open(config: Config, events: Sender<RuntimeEvent>) -> Result<Start, OpenE
     for dir in [&config.roots.run, &config.roots.state, &config.roots.kubelet, &config.roots.logs] {
         std::fs::create_dir_all(dir).map_err(|source| OpenError::Dir { path: dir.clone(), source })?;
     }
+    // What containers write may be setuid, and secrets of the images' and pods' lie there: nobody
+    // else gets below it, also where it was made by hand.
+    let private = std::fs::Permissions::from_mode(0o700);
+    std::fs::set_permissions(&config.roots.state, private)
+        .map_err(|source| OpenError::Dir { path: config.roots.state.clone(), source })?;
     let boot_id = clock::boot_id().map_err(|source| OpenError::Host { what: "boot id", source })?;
     // Its lock comes first: one agent a root.
     let (store, state, report) = PodStore::open(&config.roots.state)?;
+    let held = instance::take(&config.instance)?;
     if report.cut > 0 || !report.lost.is_empty() || report.unknown > 0 {
         tracing::warn!(
             records = report.records,
             cut_bytes = report.cut,
+            spoilt = report.spoilt,
             unknown = report.unknown,
             lost = ?report.lost,
             "the pods' journal was not whole; what could be read goes on"
         );
     }
     runtime::mount_run(&config.roots.run)?;
+    // Without manifests we are here to end pods: nothing is made for them.
+    let keeps = config.manifests.is_some();
+    if keeps {
+        remembered::remember(&config)?;
+    }
     let (effects, _) = Effects::open(&config.roots.run, &boot_id)?;
     let effects = Arc::new(effects);
     let cgroups = Cgroups::detect(&config.cgroup_parent)?;
@@ -105,13 +128,21 @@ pub fn open(config: Config, events: Sender<RuntimeEvent>) -> Result<Start, OpenE
         events,
     )?;
     let sandboxes = runtime.recover()?;
+    let orphans = orphans::end(&cgroups, &config.cgroup_parent, &sandboxes.iter().map(|s| s.uid.as_str()).collect())?;
+    if !orphans.is_empty() {
+        tracing::warn!(pods = ?orphans, "processes of pods that nobody could reach any more were ended: their run directories are gone");
+    }
     let cidrs = config.pod_cidrs.iter().map(|text| crate::net::model::pod_range(text)).collect::<Result<Vec<_>, _>>()?;
     let net_config = NetConfig { instance: config.instance.clone(), cidrs, run: config.roots.run.clone(), mtu: config.mtu };
     let net = Net::open(net_config, Arc::clone(&effects))?;
+    // Before, so that what lives has a bridge; and after, since more may have been found to live.
     // A host without a bridge still runs hostNetwork pods; each other pod says why it cannot.
-    if let Err(error) = net.ensure() {
-        tracing::error!(error = %crate::obs::chain(&error), "the pods' network is not whole; it is tried again");
-    }
+    let ensure = || {
+        if keeps && let Err(error) = net.ensure() {
+            tracing::error!(error = %crate::obs::chain(&error), "the pods' network is not whole; it is tried again");
+        }
+    };
+    ensure();
     let living: Vec<(String, PathBuf)> =
         sandboxes.iter().filter(|s| s.alive).filter_map(|s| Some((s.uid.as_str().to_owned(), s.pins.net.clone()?))).collect();
     let attached = net
@@ -119,7 +150,13 @@ pub fn open(config: Config, events: Sender<RuntimeEvent>) -> Result<Start, OpenE
         .into_iter()
         .filter_map(|(uid, attachment)| Some((PodUid::parse(&uid).ok()?, attachment.addresses))) // keys are ours, of `living`
         .collect();
+    ensure();
     let volumes = Volumes::open(&config.roots.kubelet, Arc::clone(&effects))?;
+    // Pods whose volumes ask for no propagation run without it.
+    if keeps && let Err(error) = volumes.share() {
+        tracing::warn!(error = %crate::obs::chain(&error), "volumes with mountPropagation cannot be mounted in pods");
+    }
+    let pulls = Pulls::at(&config.roots.run);
     let images = Images::open(images_config(&config)?)?;
     let (known, manifests) = manifests(&store, &state);
     let host = HostFacts::observe().map_err(|source| OpenError::Host { what: "capabilities and devices", source })?;
@@ -129,9 +166,22 @@ pub fn open(config: Config, events: Sender<RuntimeEvent>) -> Result<Start, OpenE
         milli_cpu: std::thread::available_parallelism().map_or(1, |n| n.get() as u64) * 1000,
         pod_pids_limit: config.pod_pids_limit,
     };
-    let found = Found { store: state, sandboxes, attached, manifests, boot: boot_id.clone() };
-    let rooms =
-        Rooms { config, boot_id, store: Arc::new(store), runtime, cgroups, net, images, volumes, host, capacity, node_ips };
+    let found = Found { store: state, sandboxes, attached, manifests, boot: boot_id.clone(), pulls: pulls.all() };
+    let rooms = Rooms {
+        config,
+        boot_id,
+        store: Arc::new(store),
+        runtime,
+        cgroups,
+        net,
+        images,
+        volumes,
+        pulls,
+        host,
+        capacity,
+        node_ips,
+        _instance: held,
+    };
     Ok(Start { rooms, found, known })
 }
 

@@ -2,12 +2,13 @@
 //!
 //! Invariant: what this takes from a pod is what kubelet and containerd would take: container over
 //! pod over image, with the kubelet's words where it would refuse (CreateContainerConfigError).
-//! One default differs, on purpose: a container that names no seccomp profile gets RuntimeDefault.
+//! One default differs, on purpose: a container that names no seccomp profile gets RuntimeDefault,
+//! unless the node is told otherwise (--seccomp-default=false).
 //!
 //! Sources: kubelet's pkg/kubelet/kuberuntime/security_context*.go and pkg/securitycontext.
 #![deny(clippy::disallowed_methods)]
 
-use std::path::{Component, Path};
+use std::path::{Component, Path, PathBuf};
 
 use oci_spec::runtime::LinuxSeccomp;
 
@@ -51,6 +52,8 @@ pub struct TranslateInput<'a> {
     pub cgroup: String,
     /// The parsed profile where [`seccomp_choice`] gave Localhost.
     pub localhost_profile: Option<LinuxSeccomp>,
+    /// Of the node: whether RuntimeDefault holds where no profile is named.
+    pub seccomp_default: bool,
     pub node: NodeCapacity,
     pub host: HostFacts,
 }
@@ -58,7 +61,7 @@ pub struct TranslateInput<'a> {
 pub fn translate(input: TranslateInput) -> Result<SpecInput, TranslateError> {
     let security = Security::of(input.pod, input.container);
     let choice = CapabilityChoice { add: security.add.clone(), drop: security.drop.clone() };
-    let seccomp = match seccomp_choice(input.pod, input.container)? {
+    let seccomp = match seccomp_choice(input.pod, input.container, input.seccomp_default)? {
         SeccompChoice::Unconfined => None,
         SeccompChoice::RuntimeDefault => {
             let granted = granted_capabilities(&choice, security.privileged, &input.host);
@@ -132,6 +135,28 @@ pub fn node_files(container: &Container, hosts: &Path, resolv_conf: &Path, hostn
         .collect()
 }
 
+/// Paths that the image declares as volumes and the pod mounts nothing on, cleaned. The root and the
+/// kernel's own file systems are no volumes.
+pub fn image_volumes(image: &ImageConfig, mounts: &[MountPlan]) -> Vec<PathBuf> {
+    let mut paths: Vec<PathBuf> = Vec::new();
+    for volume in &image.volumes {
+        let mut path = PathBuf::from("/");
+        for part in Path::new(volume).components() {
+            match part {
+                Component::Normal(name) => path.push(name),
+                Component::ParentDir => drop(path.pop()),
+                Component::RootDir | Component::CurDir | Component::Prefix(_) => {}
+            }
+        }
+        let taken = |other: &Path| other == path || same_path(&other.to_string_lossy(), &path.to_string_lossy());
+        let ours = ["/proc", "/sys", "/dev"].iter().any(|kernels| path.starts_with(kernels));
+        if path != Path::new("/") && !ours && !mounts.iter().any(|m| taken(&m.destination)) && !paths.iter().any(|p| taken(p)) {
+            paths.push(path);
+        }
+    }
+    paths
+}
+
 fn same_path(a: &str, b: &str) -> bool {
     let parts = |p| Path::new(p).components().filter(|c| matches!(c, Component::Normal(_))).map(|c| c.as_os_str().to_owned());
     parts(a).eq(parts(b))
@@ -192,12 +217,14 @@ pub fn verify_non_root(pod: &Pod, container: &Container, image: &ImageConfig, us
     Ok(())
 }
 
-pub fn seccomp_choice(pod: &Pod, container: &Container) -> Result<SeccompChoice, TranslateError> {
+pub fn seccomp_choice(pod: &Pod, container: &Container, seccomp_default: bool) -> Result<SeccompChoice, TranslateError> {
     let security = Security::of(pod, container);
     if security.privileged {
         return Ok(SeccompChoice::Unconfined);
     }
-    let Some(profile) = security.seccomp else { return Ok(SeccompChoice::RuntimeDefault) };
+    let Some(profile) = security.seccomp else {
+        return Ok(if seccomp_default { SeccompChoice::RuntimeDefault } else { SeccompChoice::Unconfined });
+    };
     match (profile.kind.as_str(), profile.localhost_profile.as_deref()) {
         ("Unconfined", _) => Ok(SeccompChoice::Unconfined),
         ("RuntimeDefault", _) => Ok(SeccompChoice::RuntimeDefault),
@@ -270,6 +297,18 @@ mod tests {
     }
 
     #[test]
+    fn an_images_volumes_are_those_that_the_pod_does_not_mount() {
+        let image = ImageConfig {
+            volumes: texts(&["/data", "var/lib/x/", "/mine", "/a/../b", "/b/.", "/", "/proc/x", "/dev", "/..", "/sysx"]),
+            ..ImageConfig::default()
+        };
+        let mine =
+            MountPlan { source: "/s".into(), destination: "/mine/".into(), read_only: true, propagation: Propagation::Private };
+        let found = image_volumes(&image, &[mine]);
+        assert_eq!(found, ["/data", "/var/lib/x", "/b", "/sysx"].map(PathBuf::from));
+    }
+
+    #[test]
     fn command_and_args_replace_what_docker_says() {
         let image = ImageConfig { entrypoint: texts(&["/entry"]), cmd: texts(&["x", "y"]), ..ImageConfig::default() };
         for (command, given, want) in [
@@ -338,13 +377,20 @@ mod tests {
         let profile = |kind: &str, name: Option<&str>| {
             Some(SeccompProfile { kind: kind.into(), localhost_profile: name.map(str::to_owned) })
         };
-        assert_eq!(seccomp_choice(&pod, &container).unwrap(), SeccompChoice::RuntimeDefault);
+        assert_eq!(seccomp_choice(&pod, &container, true).unwrap(), SeccompChoice::RuntimeDefault);
+        assert_eq!(
+            seccomp_choice(&pod, &container, false).unwrap(),
+            SeccompChoice::Unconfined,
+            "the node's word where no profile is named"
+        );
         pod.spec.security_context =
             Some(PodSecurityContext { seccomp_profile: profile("Unconfined", None), ..PodSecurityContext::default() });
-        assert_eq!(seccomp_choice(&pod, &container).unwrap(), SeccompChoice::Unconfined);
+        assert_eq!(seccomp_choice(&pod, &container, true).unwrap(), SeccompChoice::Unconfined);
         let mut own = |p| {
             container.security_context = Some(SecurityContext { seccomp_profile: p, ..SecurityContext::default() });
-            seccomp_choice(&pod, &container)
+            // What is named counts whatever the node says.
+            assert_eq!(seccomp_choice(&pod, &container, true), seccomp_choice(&pod, &container, false));
+            seccomp_choice(&pod, &container, true)
         };
         assert_eq!(own(profile("RuntimeDefault", None)).unwrap(), SeccompChoice::RuntimeDefault);
         assert_eq!(own(profile("Localhost", Some("a/b.json"))).unwrap(), SeccompChoice::Localhost("a/b.json".into()));

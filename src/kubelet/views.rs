@@ -157,6 +157,9 @@ pub fn log_outcome(observed: &Observed, action: &Action, outcome: &Outcome) {
         Action::Kill { targets, .. } => {
             tracing::warn!(pod, uid = %uid, containers = targets.len(), "killed: the grace period is over");
         }
+        Action::KillMonitor { .. } => {
+            tracing::warn!(pod, uid = %uid, "the monitor of an ending pod does not answer: killed");
+        }
         Action::StopSandbox { .. } => tracing::info!(pod, uid = %uid, "sandbox gone"),
         Action::End { .. }
         | Action::SetUpVolumes { .. }

@@ -14,8 +14,9 @@ use super::leases::Lease;
 use super::model::{Cidr, Feature, L4, NetError};
 use super::plan::Names;
 use super::tables::{Elements, Layout, SETS, difference};
-use super::{Chain, Inner, note_lack};
+use super::{Inner, note_lack};
 use crate::store::effects::Effect;
+use crate::sys::chain::chain;
 use crate::sys::conntrack;
 use crate::sys::netlink::Socket;
 use crate::sys::nftables::{self, Batch};
@@ -98,12 +99,14 @@ impl Inner {
         // A feature that is missing makes the layout smaller, at most twice.
         while let Some(table) = self.possible_table(at) {
             let wanted = self.wanted_elements(&table.layout);
+            let family = table.layout.family().name();
+            let effect = Effect::NftTable { family: family.to_owned(), name: table.layout.table.clone() };
             if self.is_whole(&table.layout)? {
+                // What we keep is in the journal, also after that was lost.
+                journal(self.effects.done(&effect))?;
                 self.repair_elements(&table.layout, &wanted)?;
                 break;
             }
-            let family = table.layout.family().name();
-            let effect = Effect::NftTable { family: family.to_owned(), name: table.layout.table.clone() };
             journal(self.effects.intent(&effect))?;
             reached("net.table.intent", family)?;
             match lacks::install(&table.layout, &wanted) {
@@ -252,7 +255,7 @@ impl Inner {
             match conntrack::open().and_then(|mut socket| conntrack::forget_answering(&mut socket, *ip)) {
                 Ok(_) => {}
                 Err(e) if matches!(e.errno(), Errno::EPROTONOSUPPORT | Errno::EOPNOTSUPP | Errno::EINVAL) => {
-                    let lack = lacks::lack(Feature::Conntrack, Chain(&e).to_string());
+                    let lack = lacks::lack(Feature::Conntrack, chain(&e).to_string());
                     note_lack(&mut self.state().lacks, lack);
                 }
                 Err(source) => {

@@ -46,6 +46,11 @@ impl Inner {
         for _ in 0..PASSES {
             let want = self.want()?;
             let actions = plan::plan(&want, &observe::seen(&mut socket, &want)?)?;
+            // Ours by its alias, and our journal lost: what we keep is named there, or nobody
+            // would remove it.
+            if !want.bridge_journalled && !actions.iter().any(|a| matches!(a, Action::CreateBridge { .. })) {
+                super::apply::journal(self.effects.done(&Effect::Link { name: self.names.bridge.clone() }))?;
+            }
             if actions.is_empty() {
                 self.state().ensured = true;
                 return Ok(());

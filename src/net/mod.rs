@@ -12,7 +12,7 @@
 //! the kernel decides, leases in `<run>/net` come second, memory never. DESIGN.md §5.
 //!
 //! A lease is written before anything is made for a pod and goes after all of it is gone. Locks:
-//! `pass` orders passes over the host, `tables` orders transactions; `state` is held for moments,
+//! `pass` orders passes over the host, `tables` transactions, `memory` the allocator's file; `state` is held for moments,
 //! never over a call to the kernel, and is the only one taken while another is held.
 
 mod apply;
@@ -35,6 +35,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::store::effects::Effects;
+use crate::sys::chain::chain;
 use crate::sys::{clock, rtnl};
 use apply::reached;
 use ipam::Ipam;
@@ -62,6 +63,7 @@ struct Inner {
     effects: Arc<Effects>,
     pass: Mutex<()>,
     tables: Mutex<()>,
+    memory: Mutex<()>,
     state: Mutex<State>,
 }
 
@@ -121,8 +123,10 @@ impl Net {
         }
         let tables = firewall::Table::all(&names, &cidrs);
         let state = State { ipam, pods, lacks, tables, ensured: false };
-        let (pass, tables, state) = (Mutex::new(()), Mutex::new(()), Mutex::new(state));
-        Ok(Net { inner: Arc::new(Inner { names, cidrs, mtu: config.mtu, leases, boot_id, effects, pass, tables, state }) })
+        let (pass, tables, memory, state) = (Mutex::new(()), Mutex::new(()), Mutex::new(()), Mutex::new(state));
+        Ok(Net {
+            inner: Arc::new(Inner { names, cidrs, mtu: config.mtu, leases, boot_id, effects, pass, tables, memory, state }),
+        })
     }
 
     /// Makes bridge, sysctls and tables what they have to be. Idempotent.
@@ -146,7 +150,7 @@ impl Net {
             Err(error) => {
                 // What cannot be taken back now stays reserved: detach or the next start does it.
                 if let Err(undo) = self.detach(&request.uid) {
-                    tracing::warn!(pod = request.pod, uid = request.uid, error = %Chain(&undo), "a failed attach was not undone");
+                    tracing::warn!(pod = request.pod, uid = request.uid, error = %chain(&undo), "a failed attach was not undone");
                 }
                 Err(error)
             }
@@ -167,8 +171,9 @@ impl Net {
         self.inner.detach(uid)
     }
 
-    /// Once at start, before any attach: adopts what lives (uid and pinned netns), frees the rest.
-    /// Living pods that are not in the answer lost their link or never had it whole: attach them.
+    /// Once at start, before any attach: adopts what lives (uid and pinned netns), frees the rest
+    /// and makes nothing. Living pods that are not in the answer lost their link or never had it
+    /// whole: attach them.
     pub fn recover(&self, living: &[(String, PathBuf)]) -> Result<Vec<(String, Attachment)>, NetError> {
         self.inner.recover(living)
     }
@@ -176,6 +181,17 @@ impl Net {
     /// Removes what we made on the host and nothing else.
     pub fn remove_all(&self) -> Result<(), NetError> {
         self.inner.remove_all()
+    }
+
+    /// Pods that have an address and no link on this host any more: attach them again.
+    pub fn severed(&self) -> Result<Vec<String>, NetError> {
+        let links = self.inner.want()?.pods;
+        if links.is_empty() {
+            return Ok(Vec::new());
+        }
+        let look = |source| NetError::Kernel { operation: "look at", object: "links".into(), source };
+        let seen = rtnl::links(&mut self.inner.route_socket()?).map_err(look)?;
+        Ok(links.into_iter().filter(|(_, pod)| !seen.iter().any(|l| l.name == pod.link)).map(|(uid, _)| uid).collect())
     }
 
     /// What this kernel withholds, as far as we met it; [`lacks::probe`] tries everything.
@@ -190,21 +206,6 @@ fn note_lack(lacks: &mut BTreeMap<Feature, Lack>, lack: Lack) {
         tracing::warn!(feature = ?lack.feature, said = lack.said, cure = lack.cure, "{}", lack.consequence);
         lack
     });
-}
-
-/// An error with its sources, on one line.
-struct Chain<'a>(&'a dyn std::error::Error);
-
-impl std::fmt::Display for Chain<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}", self.0)?;
-        let mut source = self.0.source();
-        while let Some(error) = source {
-            write!(f, ": {error}")?;
-            source = error.source();
-        }
-        Ok(())
-    }
 }
 
 impl Inner {
@@ -339,7 +340,9 @@ impl Inner {
         Ok(())
     }
 
+    /// In one order, so that what is written last is what was true last.
     fn save_memory(&self) -> Result<(), NetError> {
+        let _order = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
         let memory = self.state().ipam.memory();
         self.leases.save_memory(&self.boot_id, memory).map_err(self.lease_io("write", "the allocator's memory"))
     }

@@ -54,6 +54,17 @@ impl Names {
     }
 }
 
+/// Whether a link that the journal names still looks like one that we made, under whatever
+/// instance name: a veth, or a bridge with our alias or none yet.
+pub fn is_journalled(link: &Link) -> bool {
+    let alias = |instance: &str| format!("coracle {instance}");
+    match link.kind.as_str() {
+        "veth" => true,
+        "bridge" => link.alias.is_empty() || link.name.strip_suffix('0').is_some_and(|instance| link.alias == alias(instance)),
+        _ => false,
+    }
+}
+
 /// A link-layer address made of the network address, as CNI's plugins once made it: whoever
 /// remembers the address of an earlier pod remembers the right one.
 pub fn mac_of(addresses: &[IpAddr]) -> Mac {

@@ -2,7 +2,8 @@
 //!
 //! Invariant: the kernel is believed first (a link that is ours by name and alias, and what is in
 //! the pod's namespace), leases second. Only links that a hash of our instance and their alias
-//! names, or that our journal names, are ever removed.
+//! names, or that our journal names, are ever removed; and whatever the journal names is removed,
+//! also what an agent of this root made under another instance name: nobody else would.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -11,7 +12,7 @@ use super::apply::{journal, reached};
 use super::leases::Lease;
 use super::model::{Attachment, NetError};
 use super::pod::PodLink;
-use super::{Chain, Inner, Pod, observe, plan};
+use super::{Inner, Pod, observe, plan};
 use crate::store::effects::Effect;
 use crate::sys::nftables::{self, Batch, Family};
 use crate::sys::{rtnl, sysctl};
@@ -52,11 +53,6 @@ impl Inner {
                 adopted.push((uid.to_owned(), Attachment { addresses: lease.addresses, mtu }));
             }
         }
-        // A host that cannot have a bridge still runs pods with its own network: whatever is wrong
-        // here is tried again by the watch, and told to each pod that needs it.
-        if let Err(error) = self.ensure_host().and_then(|()| self.ensure_tables()) {
-            tracing::warn!(error = %Chain(&error), "the pods' network is not whole after the start; it is tried again");
-        }
         Ok(adopted)
     }
 
@@ -71,53 +67,58 @@ impl Inner {
             tracing::info!(uid, "freeing the network of a pod that does not live");
             self.detach(&uid)?;
         }
-        // Cut off between making a pair and naming it after its pod.
+        // Cut off between making a pair and naming it after its pod, or of another instance name.
         let named: Vec<String> = living.keys().map(|uid| self.names.veth(uid)).collect();
         for standing in journal(self.effects.standing())? {
-            let Effect::Link { name } = &standing.effect else { continue };
-            if *name == self.names.bridge || named.contains(name) {
-                continue;
+            match &standing.effect {
+                Effect::Link { name } if *name != self.names.bridge && !named.contains(name) => self.remove_link(name)?,
+                Effect::NftTable { family, name } if *name != self.names.table => self.remove_table(family, name)?,
+                _ => continue,
             }
-            self.remove_unnamed(name)?;
             journal(self.effects.undone(&standing.effect))?;
         }
         Ok(())
     }
 
-    /// A link that the journal names and that has no alias yet.
-    fn remove_unnamed(&self, name: &str) -> Result<(), NetError> {
+    /// A link that the journal names, unless it is visibly somebody else's by now.
+    fn remove_link(&self, name: &str) -> Result<(), NetError> {
         let kernel = |source| NetError::Kernel { operation: "remove the link", object: name.to_owned(), source };
         let mut socket = self.route_socket()?;
-        if rtnl::link(&mut socket, name).map_err(kernel)?.is_some_and(|l| l.kind == "veth" && l.alias.is_empty()) {
-            rtnl::delete_link(&mut socket, name).map_err(kernel)?;
+        let Some(link) = rtnl::link(&mut socket, name).map_err(kernel)? else { return Ok(()) };
+        if !plan::is_journalled(&link) {
+            tracing::warn!(
+                name,
+                kind = link.kind,
+                alias = link.alias,
+                "a link that our journal names is somebody else's: it stays"
+            );
+            return Ok(());
         }
+        rtnl::delete_link(&mut socket, name).map_err(kernel)?;
+        tracing::info!(name, "removed a link that our journal names");
         Ok(())
     }
 
     pub(super) fn remove_all(&self) -> Result<(), NetError> {
         let mut socket = self.route_socket()?;
-        let kernel = |operation| move |source| NetError::Kernel { operation, object: String::new(), source };
-        let links = rtnl::links(&mut socket).map_err(kernel("look at links"))?;
+        let kernel = |source| NetError::Kernel { operation: "look at links", object: String::new(), source };
+        let links = rtnl::links(&mut socket).map_err(kernel)?;
         self.remove_dead(&BTreeMap::new(), &links)?;
         reached("net.remove.pods", "")?;
 
-        for family in [Family::Ip, Family::Ip6] {
-            let effect = Effect::NftTable { family: family.name().to_owned(), name: self.names.table.clone() };
-            if journal(self.effects.standing())?.iter().any(|s| s.effect == effect) {
-                self.remove_table(family)?;
-                journal(self.effects.undone(&effect))?;
-            }
+        // Pods and strange names are gone; what is left is this instance's.
+        for standing in journal(self.effects.standing())? {
+            let Effect::NftTable { family, name } = &standing.effect else { continue };
+            self.remove_table(family, name)?;
+            journal(self.effects.undone(&standing.effect))?;
         }
         reached("net.remove.tables", "")?;
 
-        let bridge = Effect::Link { name: self.names.bridge.clone() };
-        let journalled = journal(self.effects.standing())?.iter().any(|s| s.effect == bridge);
-        let ours =
-            |l: &rtnl::Link| l.kind == "bridge" && (l.alias == self.names.bridge_alias || (l.alias.is_empty() && journalled));
-        if rtnl::link(&mut socket, &self.names.bridge).map_err(kernel("look at the bridge"))?.is_some_and(|l| ours(&l)) {
-            rtnl::delete_link(&mut socket, &self.names.bridge).map_err(kernel("delete the bridge"))?;
+        for standing in journal(self.effects.standing())? {
+            let Effect::Link { name } = &standing.effect else { continue };
+            self.remove_link(name)?;
+            journal(self.effects.undone(&standing.effect))?;
         }
-        journal(self.effects.undone(&bridge))?;
         reached("net.remove.bridge", "")?;
 
         for standing in journal(self.effects.standing())?.into_iter().rev() {
@@ -129,11 +130,17 @@ impl Inner {
         self.leases.remove_all().map_err(self.lease_io("remove", "all leases"))
     }
 
-    fn remove_table(&self, family: Family) -> Result<(), NetError> {
-        let object = || format!("{} {}", family.name(), self.names.table);
+    fn remove_table(&self, family: &str, name: &str) -> Result<(), NetError> {
+        let object = || format!("{family} {name}");
         let kernel = |source| NetError::Kernel { operation: "remove nftables table", object: object(), source };
+        let unknown = || NetError::Io {
+            operation: "remove nftables table",
+            object: object(),
+            source: std::io::Error::other("this version makes no tables of this family: `nft delete table` does it"),
+        };
+        let family = [Family::Ip, Family::Ip6].into_iter().find(|f| f.name() == family).ok_or_else(unknown)?;
         let mut socket = nftables::open().map_err(kernel)?;
-        let mut batch = Batch::new(family, &self.names.table);
+        let mut batch = Batch::new(family, name);
         // Adding it first makes deleting it right where it is gone already.
         batch.add_table();
         batch.delete_table();

@@ -12,8 +12,9 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
+use super::Net;
 use super::model::NetError;
-use super::{Chain, Net};
+use crate::sys::chain::chain;
 use crate::sys::netlink::Socket;
 use crate::sys::{nftables, uevent};
 
@@ -59,7 +60,7 @@ fn optional(socket: Result<Socket, crate::sys::netlink::NetlinkError>, consequen
     match socket {
         Ok(socket) => Some(socket),
         Err(e) => {
-            tracing::warn!(error = %Chain(&e), "{consequence}; they are seen within 20 s");
+            tracing::warn!(error = %chain(&e), "{consequence}; they are seen within 20 s");
             None
         }
     }
@@ -93,9 +94,7 @@ impl Eyes {
             }
             let table = self.net.inner.names.table.clone();
             let touched = drain(&mut self.tables, |datagram| nftables::concerns(datagram, &table));
-            let loaded = drain(&mut self.devices, |datagram| {
-                uevent::parse(datagram).is_some_and(|(action, path)| action == "add" && path == "/module/br_netfilter")
-            });
+            let loaded = drain(&mut self.devices, tells_of_br_netfilter);
             if next <= Instant::now() || loaded {
                 next = Instant::now() + EVERY;
                 let result = self.net.ensure();
@@ -108,7 +107,7 @@ impl Eyes {
     }
 
     fn tell(&mut self, result: Result<(), NetError>) {
-        let now = result.err().map(|e| Chain(&e).to_string()).unwrap_or_default();
+        let now = result.err().map(|e| chain(&e).to_string()).unwrap_or_default();
         if now != self.last_failure {
             match now.as_str() {
                 "" => tracing::info!("the host's network is as it should be again"),
@@ -117,6 +116,11 @@ impl Eyes {
             self.last_failure = now;
         }
     }
+}
+
+/// It is loaded (its parameters begin with 1), or taken away again.
+fn tells_of_br_netfilter(datagram: &[u8]) -> bool {
+    uevent::parse(datagram).is_some_and(|(action, path)| matches!(action, "add" | "remove") && path == "/module/br_netfilter")
 }
 
 /// Reads all that is there; true where one of them counts, or where some were lost.
@@ -128,11 +132,32 @@ fn drain(socket: &mut Option<Socket>, counts: impl Fn(&[u8]) -> bool) -> bool {
             Ok(None) => break,
             Err(e) if e.errno() == Errno::ENOBUFS => any = true,
             Err(e) => {
-                tracing::warn!(error = %Chain(&e), "lost a socket that tells of changes; they are seen within 20 s");
+                tracing::warn!(error = %chain(&e), "lost a socket that tells of changes; they are seen within 20 s");
                 *socket = None;
                 return true;
             }
         }
     }
     any
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_coming_and_going_of_br_netfilter_counts() {
+        for (datagram, counts) in [
+            (&b"add@/module/br_netfilter\0ACTION=add\0SUBSYSTEM=module\0"[..], true),
+            (b"remove@/module/br_netfilter\0", true),
+            (b"change@/module/br_netfilter\0", false),
+            (b"add@/module/br_netfilter_x\0", false),
+            (b"add@/module/bridge\0", false),
+            (b"add@/devices/virtual/net/br_netfilter\0", false),
+            (b"libudev\0\xfe\xed\xca\xfe", false),
+            (b"", false),
+        ] {
+            assert_eq!(tells_of_br_netfilter(datagram), counts, "{}", String::from_utf8_lossy(datagram));
+        }
+    }
 }

@@ -10,6 +10,8 @@
 //! exit/<id>         exits that nobody acknowledged yet
 //! c/<id>/           bundle: config.json, rootfs (the overlay), meta.json, started, exec-*.json
 //! lc/<id>/          libcontainer's scratch, never truth
+//!
+//! ../../seccomp/    compiled filters, all pods'; a cache
 //! ```
 //!
 //! Invariant: `<run>` is unbindable, so that pods with a bind of `/` do not pin what is below it:
@@ -65,6 +67,10 @@ impl PodRun {
     }
     pub fn rootfs(&self, id: &ContainerId) -> PathBuf {
         self.container(id).join("rootfs")
+    }
+    /// All pods': `<run>/seccomp`.
+    pub fn filters(&self) -> PathBuf {
+        self.0.ancestors().nth(2).unwrap_or(&self.0).join("seccomp")
     }
     pub fn scratch(&self) -> PathBuf {
         self.0.join("lc")

@@ -9,6 +9,7 @@
 
 use std::fs::{self, File};
 use std::io;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 /// Longest text of one log line; containerd's `max_container_log_line_size`.
@@ -135,7 +136,9 @@ pub fn compress_rotated(log: &Path) -> io::Result<usize> {
 
 fn compress(from: &Path, to: &Path) -> io::Result<()> {
     let mut source = File::open(from)?;
-    let mut encoder = flate2::write::GzEncoder::new(File::create(to)?, flate2::Compression::default());
+    // Logs may hold anything: who may not read the one may not read the other.
+    let target = File::options().write(true).create(true).truncate(true).mode(0o640).open(to)?;
+    let mut encoder = flate2::write::GzEncoder::new(target, flate2::Compression::default());
     io::copy(&mut source, &mut encoder)?;
     encoder.finish()?.sync_all()
 }

@@ -89,6 +89,12 @@ impl Runtime {
         self.inner.renew_monitor(uid, always)
     }
 
+    /// SIGKILL to the pod's monitor and to nothing else; returns after its death, which is told as any
+    /// other. Nothing happens where it is gone.
+    pub fn kill_monitor(&self, uid: &PodUid) -> Result<(), RuntimeError> {
+        self.inner.kill_monitor(uid)
+    }
+
     /// Where the pod's namespaces are pinned, as container specs name them.
     pub fn pins(&self, uid: &PodUid) -> Result<model::Pins, RuntimeError> {
         self.inner.pins(uid)
@@ -97,6 +103,12 @@ impl Runtime {
     /// Mounts the container's root file system; the path is the mount. Idempotent.
     pub fn prepare_rootfs(&self, uid: &PodUid, id: &ContainerId, rootfs: &model::Rootfs) -> Result<PathBuf, RuntimeError> {
         self.inner.prepare_rootfs(uid, id, rootfs)
+    }
+
+    /// The directory of a path that the image declares a volume, to be bound there; after
+    /// [`Runtime::prepare_rootfs`]. It is the container's own and goes with it.
+    pub fn image_volume(&self, uid: &PodUid, id: &ContainerId, path: &Path) -> Result<PathBuf, RuntimeError> {
+        self.inner.image_volume(uid, id, path)
     }
 
     /// Everything up to the container's first instruction. A failure of its own doing is

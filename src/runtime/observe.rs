@@ -6,16 +6,24 @@
 
 use std::fs;
 use std::io;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::RuntimeError;
-use super::apply::{Inner, META, MONITOR, Monitor, QUICK, containers_of, pins, read_json, read_sandbox, write_json};
-use super::layout::{Meta, PodRun, STARTED, Sandbox, Started};
+use super::apply::{
+    Inner, META, MONITOR, Monitor, QUICK, containers_of, gone_is_fine, pins, read_json, read_sandbox, write_json,
+};
+use super::layout::{Meta, PodRun, SANDBOX, STARTED, Sandbox, Started};
 use super::model::{ContainerPhase, ContainerState, Pins, SandboxState};
 use super::monitor::wire::{Empty, Reply, Request, StateReply};
 use crate::store::effects::Effect;
 use crate::store::ids::{ContainerId, PodUid};
 use crate::store::records::ExitRecord;
+use crate::sys::chain::chain;
 use crate::sys::{clock, failpoint, pidfd};
+
+/// So many monitors are asked at once when an agent starts.
+const ASKERS: usize = 8;
+const STACK: usize = 256 << 10;
 
 impl Inner {
     pub fn recover(&self) -> Result<Vec<SandboxState>, RuntimeError> {
@@ -25,28 +33,52 @@ impl Inner {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
             Err(e) => return Err(RuntimeError::io("read", dir)(e)),
         };
-        let mut found = Vec::new();
+        let mut uids = Vec::new();
         for entry in entries {
             let name = entry.map_err(RuntimeError::io("read", &dir))?.file_name();
             // Nothing else is put there.
-            let Some(uid) = name.to_str().and_then(|name| PodUid::parse(name).ok()) else { continue };
-            // What of one pod cannot be settled now must not keep the others from starting: it counts
-            // as one that does not answer, and is asked for (and settled) again.
-            match self.recover_one(&uid) {
-                Ok(state) => found.extend(state),
-                Err(_) => found.push(SandboxState {
-                    uid,
-                    monitor: 0,
-                    created_at: 0,
-                    pins: Pins::default(),
-                    containers: Vec::new(),
-                    alive: true,
-                    answers: false,
-                }),
-            }
+            uids.extend(name.to_str().and_then(|name| PodUid::parse(name).ok()));
         }
+        let found = self.recover_all(&uids).map_err(RuntimeError::io("recover", &dir))?;
         failpoint::hit("runtime.recover.done").map_err(RuntimeError::io("recover", &dir))?;
         Ok(found)
+    }
+
+    /// Side by side: a monitor that hangs is waited for, and must not hold up the others.
+    fn recover_all(&self, uids: &[PodUid]) -> io::Result<Vec<SandboxState>> {
+        let next = AtomicUsize::new(0);
+        let work = || {
+            let mut found = Vec::new();
+            while let Some(uid) = uids.get(next.fetch_add(1, Ordering::Relaxed)) {
+                found.extend(self.recovered(uid));
+            }
+            found
+        };
+        std::thread::scope(|scope| {
+            let spawn = |_| std::thread::Builder::new().name("recover".into()).stack_size(STACK).spawn_scoped(scope, &work);
+            let threads = (0..ASKERS.min(uids.len())).map(spawn).collect::<io::Result<Vec<_>>>()?;
+            let mut found = Vec::new();
+            for thread in threads {
+                found.extend(thread.join().map_err(|_| io::Error::other("a thread of the recovery has panicked"))?);
+            }
+            Ok(found)
+        })
+    }
+
+    /// What of one pod cannot be settled now must not keep the others from starting: it counts as
+    /// one that does not answer, and is asked for (and settled) again.
+    fn recovered(&self, uid: &PodUid) -> Option<SandboxState> {
+        self.recover_one(uid).unwrap_or_else(|_| {
+            Some(SandboxState {
+                uid: uid.clone(),
+                monitor: 0,
+                created_at: 0,
+                pins: Pins::default(),
+                containers: Vec::new(),
+                alive: true,
+                answers: false,
+            })
+        })
     }
 
     fn recover_one(&self, uid: &PodUid) -> Result<Option<SandboxState>, RuntimeError> {
@@ -54,7 +86,19 @@ impl Inner {
         if !run.ready().exists() {
             return self.remove_sandbox(uid).map(|()| None);
         }
-        let Some(state) = self.sandbox(uid)? else { return Ok(None) };
+        let state = match self.sandbox(uid) {
+            // It cannot be adopted, and would be kept from ending for ever: what lives of it is an
+            // orphan from here on.
+            Err(e) if is_spoilt(&e) => {
+                tracing::error!(%uid, error = %chain(&e), "the run directory of a pod is damaged: the pod is made anew");
+                for name in [SANDBOX, MONITOR] {
+                    gone_is_fine(fs::remove_file(run.join(name))).map_err(RuntimeError::io("remove", run.join(name)))?;
+                }
+                return self.remove_sandbox(uid).map(|()| None);
+            }
+            state => state?,
+        };
+        let Some(state) = state else { return Ok(None) };
         if state.alive && state.answers {
             self.undo_half_made(uid, &run, &state)?;
             // One that is busy, or of a release that knows nothing of it, goes on as it is.
@@ -138,6 +182,12 @@ impl Inner {
         failpoint::hit("runtime.recover.ended").map_err(RuntimeError::io("end", run.path()))?;
         self.undone(&Effect::Monitor { uid: uid.clone(), pid: monitor.pid, start: monitor.start })
     }
+}
+
+/// A file of ours that is there and says nothing.
+fn is_spoilt(error: &RuntimeError) -> bool {
+    use io::ErrorKind::{InvalidData, UnexpectedEof};
+    matches!(error, RuntimeError::Io { op: "read", source, .. } if matches!(source.kind(), InvalidData | UnexpectedEof))
 }
 
 /// What the kubelet says of a container whose end nobody saw.

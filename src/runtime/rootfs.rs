@@ -9,7 +9,7 @@
 
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, chown};
 use std::path::{Component, Path, PathBuf};
 
@@ -39,7 +39,11 @@ pub fn mount_overlay(skeleton: &Path, rootfs: &Rootfs, target: &Path) -> Result<
     if let (true, Some(directory)) = (rootfs.upper.as_os_str().is_empty(), rootfs.lower.first()) {
         return mount::bind(directory, target).map_err(RuntimeError::io("bind a root file system on", target));
     }
-    let private = |path: &Path| fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
+    // Also where it is there already, with whatever mode.
+    let private = |path: &Path| {
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(path)?;
+        fs::set_permissions(path, fs::Permissions::from_mode(0o700))
+    };
     if let Some(parent) = rootfs.upper.parent() {
         // Files of containers may be setuid: nobody else gets to them.
         private(parent).map_err(RuntimeError::io("create", parent))?;
@@ -80,6 +84,24 @@ pub fn check(target: &Path) -> Result<(), RuntimeError> {
         opened.map_err(|source| RuntimeError::RootfsUnsafe { path: Path::new("/").join(name), source })?;
     }
     Ok(())
+}
+
+/// Where the image's volume `path` lies in a mounted root file system, made where it is missing: to be
+/// bound on `path`, so that it can be written to however the root is mounted.
+///
+/// The overlay is what makes it the container's own: contents are the image's until they are
+/// written to, go with the container, and nothing is copied beforehand. (containerd copies all of it
+/// into a directory of its own: internal/cri/opts/container.go, WithVolumes.)
+pub fn volume(target: &Path, path: &Path) -> Result<PathBuf, RuntimeError> {
+    make_directory(target, path)?;
+    let wrap = |source| RuntimeError::Io { op: "open the image's volume in", path: target.join(path), source };
+    let inside = path.strip_prefix("/").unwrap_or(path);
+    let root = file::open_dir_path(target).map_err(wrap)?;
+    let flags = OFlag::O_PATH | OFlag::O_DIRECTORY;
+    let dir = file::openat2(root.as_fd(), inside, flags, 0, file::Resolve::InRoot).map_err(wrap)?;
+    // Without links now; nothing runs in it yet that could put one there.
+    let real = fs::read_link(format!("/proc/self/fd/{}", dir.as_raw_fd())).map_err(wrap)?;
+    if real.starts_with(target) && real != target { Ok(real) } else { Err(wrap(io::ErrorKind::InvalidInput.into())) }
 }
 
 /// Makes the working directory, as runc does, with links resolved inside the rootfs.

@@ -1,13 +1,17 @@
 //! The run root: a tmpfs of our own, gone with the boot that it is stamped with.
 //!
 //! Invariant: it is private and unbindable, so that a pod which binds `/` does not pin what lies
-//! below (root file systems, namespaces) in its own mount namespace.
+//! below (root file systems, namespaces) in its own mount namespace. One that is stamped with another
+//! boot is thrown away only when no monitor that it names lives: the kernel is believed before the
+//! stamp.
 
 use std::fs;
 use std::io;
 use std::path::Path;
 
 use super::RuntimeError;
+use super::apply::{MONITOR, Monitor, read_json};
+use super::layout::PodRun;
 use crate::sys::{clock, mount};
 
 const STAMP: &str = "boot_id";
@@ -17,8 +21,10 @@ pub fn mount_run(run: &Path) -> Result<(), RuntimeError> {
     let boot = clock::boot_id().map_err(RuntimeError::io("read the boot id for", run))?;
     fs::create_dir_all(run).map_err(RuntimeError::io("create", run))?;
     if mount::is_mount_point(run).map_err(RuntimeError::io("look at", run))? {
-        match fs::read_to_string(run.join(STAMP)) {
-            Ok(stamp) if stamp == boot => return Ok(()),
+        match fs::read(run.join(STAMP)) {
+            Ok(stamp) if stamp == boot.as_bytes() => return Ok(()),
+            // A tmpfs does not outlive a boot: somebody changed the stamp.
+            Ok(_) if has_living(run)? => return stamp_run(run, &boot),
             // Cut off between mount and stamp: it is empty.
             Err(e) if e.kind() == io::ErrorKind::NotFound => return stamp_run(run, &boot),
             Ok(_) => unmount_run(run)?,
@@ -28,6 +34,30 @@ pub fn mount_run(run: &Path) -> Result<(), RuntimeError> {
     }
     mount::tmpfs("coracle", run, "mode=0700,size=64m").map_err(RuntimeError::io("mount a tmpfs on", run))?;
     stamp_run(run, &boot)
+}
+
+/// Whether a monitor that is named below it is a process of this boot.
+fn has_living(run: &Path) -> Result<bool, RuntimeError> {
+    let dir = run.join("pods");
+    let entries = match fs::read_dir(&dir) {
+        Ok(entries) => entries,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(false),
+        Err(e) => return Err(RuntimeError::io("read", dir)(e)),
+    };
+    for entry in entries {
+        let pod = PodRun::at(entry.map_err(RuntimeError::io("read", &dir))?.path());
+        let monitor = read_json::<Monitor>(&pod.join(MONITOR))?;
+        if monitor
+            .map(|m| m.living())
+            .transpose()
+            .map_err(RuntimeError::io("look at the monitor of", pod.path()))?
+            .flatten()
+            .is_some()
+        {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 fn stamp_run(run: &Path, boot: &str) -> Result<(), RuntimeError> {

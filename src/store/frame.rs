@@ -1,11 +1,14 @@
-//! One record of a journal as bytes, and a reader that stops at the first bad one.
+//! One record of a journal as bytes, and a reader that stops at the first bad one, or steps over
+//! it where it can prove that the disk has spoilt what was durable.
 //!
 //! ```text
 //! len u32 | crc32c u32 | seq u64 | kind u16 | version u16 | payload (len bytes)    little-endian
 //! ```
 //!
 //! The checksum covers everything but itself. A file begins with a [`BASE`] record; each `seq`
-//! is one more than the one before it, so blocks of an older life of the file do not pass.
+//! is one more than the one before it, so blocks of an older life of the file do not pass. A
+//! [`SETTLED`] record says that all before it was synced before it was written: a bad record before
+//! one is no torn write but a bit or block that the card lost, and costs only itself.
 //! CRC-32C: RFC 3720 §12.1.
 
 use std::io;
@@ -14,7 +17,12 @@ use super::fs::Fs;
 
 /// First record of every file, without payload.
 pub const BASE: u16 = 0;
+/// First record of every batch of a durable journal, and behind what a rewriting kept; without
+/// payload.
+pub const SETTLED: u16 = 0xffff;
 pub const HEADER: usize = 20;
+/// Of a spoilt journal at most this much is searched.
+const REST_MAX: u64 = 16 << 20;
 /// Longest payload.
 pub const MAX: usize = 1 << 20;
 
@@ -28,6 +36,13 @@ pub struct Entry {
 impl Entry {
     pub fn base() -> Entry {
         Entry { kind: BASE, version: 1, payload: Vec::new() }
+    }
+    pub fn settled() -> Entry {
+        Entry { kind: SETTLED, version: 1, payload: Vec::new() }
+    }
+    /// The journal's own: tells nothing of the state.
+    pub fn is_mark(&self) -> bool {
+        matches!(self.kind, BASE | SETTLED)
     }
     pub fn encoded_len(&self) -> u64 {
         (HEADER + self.payload.len()) as u64
@@ -124,6 +139,54 @@ impl<'a, F: Fs> Scan<'a, F> {
         Next::Record(entry)
     }
 
+    /// After a bad or unreadable record: goes on behind it where a later [`SETTLED`] record proves
+    /// that it had been durable. Returns how many records were stepped over; None: no such proof.
+    pub fn resync(&mut self) -> io::Result<Option<u64>> {
+        let Some(expected) = self.seq else { return Ok(None) };
+        let rest = self.rest();
+        let mut first = None;
+        let (mut at, mut next) = (1, expected + 1);
+        while at + HEADER <= rest.len() {
+            let Some((seq, kind, len)) =
+                rest.get(at..).and_then(whole).filter(|(seq, ..)| *seq >= next && seq - expected <= rest.len() as u64)
+            else {
+                at += 1;
+                continue;
+            };
+            let (good, skipped) = *first.get_or_insert((self.good + at as u64, seq - expected));
+            if kind == SETTLED {
+                (self.good, self.seq) = (good, Some(expected + skipped));
+                self.ahead.clear();
+                return Ok(Some(skipped));
+            }
+            (at, next) = (at + len, seq + 1);
+        }
+        Ok(None)
+    }
+
+    /// What lies from `good` on, blocks that the disk does not give back as zeroes.
+    fn rest(&self) -> Vec<u8> {
+        let mut rest = Vec::new();
+        let end = self.end.min(self.good + REST_MAX);
+        let mut chunk = [0; 4096];
+        let mut at = self.good;
+        while at < end {
+            // To the end of its block, so that one lost block costs one block.
+            let most = (4096 - at % 4096).min(end - at) as usize;
+            let n = match self.fs.read_at(self.file, chunk.get_mut(..most).unwrap_or_default(), at) {
+                Ok(0) => break,
+                Ok(n) => n,
+                Err(_) => {
+                    chunk = [0; 4096];
+                    most
+                }
+            };
+            rest.extend_from_slice(chunk.get(..n).unwrap_or_default());
+            at += n as u64;
+        }
+        rest
+    }
+
     /// Reads on until `n` bytes from `good` are there; false where the file ends before.
     fn fill(&mut self, n: usize) -> io::Result<bool> {
         let mut chunk = [0; 4096];
@@ -141,6 +204,19 @@ impl<'a, F: Fs> Scan<'a, F> {
     fn number(&self, from: usize, to: usize) -> u64 {
         self.ahead.get(from..to).unwrap_or_default().iter().rev().fold(0, |n, b| n << 8 | u64::from(*b))
     }
+}
+
+/// Sequence number, kind and length of the record that `bytes` begin with, where they do.
+fn whole(bytes: &[u8]) -> Option<(u64, u16, usize)> {
+    let number = |from, to| bytes.get(from..to).map(|b: &[u8]| b.iter().rev().fold(0, |n, b| n << 8 | u64::from(*b)));
+    let payload = number(0, 4)? as usize;
+    let (seq, kind) = (number(8, 16)?, number(16, 18)? as u16);
+    // First what costs nothing: this is asked at every byte.
+    if payload > MAX || bytes.len() < HEADER + payload || seq == 0 || seq > u64::MAX / 2 {
+        return None;
+    }
+    let sum = crc32c(&[bytes.get(..4)?, bytes.get(8..HEADER + payload)?]);
+    (Some(u64::from(sum)) == number(4, 8)).then_some((seq, kind, HEADER + payload))
 }
 
 /// CRC-32C (Castagnoli) of the parts one after the other.
@@ -209,6 +285,44 @@ mod tests {
                 bad[at] ^= flip;
                 let (kept, good, clean) = read(&bad);
                 assert!(!clean && entries.starts_with(&kept) && good <= at as u64, "byte {at}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_the_card_lost_before_a_settled_record_costs_only_itself() {
+        let entry = |n: u8| Entry { kind: 1 + u16::from(n), version: 1, payload: vec![n; 3 * usize::from(n)] };
+        let mut entries = vec![Entry::base(), entry(1), entry(2), entry(3)];
+        let settled = entries.iter().map(Entry::encoded_len).sum::<u64>() as usize;
+        entries.extend([Entry::settled(), entry(4), entry(5)]);
+        let mut bytes = Vec::new();
+        encode_all(&mut bytes, &mut 7, &entries);
+        for at in Entry::base().encoded_len() as usize..bytes.len() {
+            let mut bad = bytes.clone();
+            bad[at] ^= 0x10;
+            let mut file = tempfile::tempfile().unwrap();
+            std::io::Write::write_all(&mut file, &bad).unwrap();
+            let mut scan = Scan::new(&Disk, &file, bad.len() as u64);
+            let (mut read, mut skipped) = (Vec::new(), 0);
+            loop {
+                match scan.step() {
+                    Next::Record(entry) => read.push(entry),
+                    Next::End => break,
+                    Next::Bad => match scan.resync().unwrap() {
+                        Some(n) => skipped += n,
+                        None => break,
+                    },
+                    Next::Unreadable(e) => panic!("{e}"),
+                }
+            }
+            if at < settled {
+                assert_eq!((read.len(), skipped), (entries.len() - 1, 1), "byte {at}");
+                let mut rest = entries.clone();
+                rest.retain(|e| read.contains(e));
+                assert_eq!(read, rest);
+            } else {
+                // Torn or lost: nobody can tell, so nothing behind it counts.
+                assert!(skipped == 0 && entries.starts_with(&read) && read.len() >= 4, "byte {at}");
             }
         }
     }

@@ -11,7 +11,8 @@
 //! that were acknowledged before it, or not at all. After a failed fsync the kernel may have
 //! dropped the data (fsync(2); "fsyncgate", LWN 752063), so such a file is never synced again but
 //! written anew. Replay stops at the first bad record; what lies behind it is set aside in `lost/` and
-//! cut off. Records that the [`Fold`] does not know are kept through every rewriting.
+//! cut off. Only where a later record proves that the bad one had been durable is it stepped over: a bit
+//! that the card lost costs one record, not all that came after. Records that the [`Fold`] does not know are kept through every rewriting.
 
 use std::io;
 use std::marker::PhantomData;
@@ -52,6 +53,8 @@ pub struct Found {
     pub unknown: u64,
     /// Bytes behind the last good record that were cut off.
     pub cut: u64,
+    /// Records that had been durable and that the disk did not give back.
+    pub spoilt: u64,
     pub lost: Vec<PathBuf>,
 }
 
@@ -209,6 +212,7 @@ impl<F: Fs, S: Fold> Journal<F, S> {
             return self.rewrite(writer, batch);
         }
         let (mut bytes, mut seq) = (Vec::new(), writer.seq);
+        self.mark(&mut bytes, &mut seq);
         frame::encode_all(&mut bytes, &mut seq, batch);
         self.allocate_ahead(writer, bytes.len() as u64);
         let written = self.fs.write_at(&writer.file, &bytes, writer.len).and_then(|()| failpoint::hit("store.journal.write"));
@@ -229,6 +233,14 @@ impl<F: Fs, S: Fold> Journal<F, S> {
         writer.len += bytes.len() as u64;
         writer.seq = seq;
         Ok(())
+    }
+
+    /// Whatever is written behind it, what lies before it is on the disk: a batch is written after
+    /// the one before it was synced, a new file gets its name after it was.
+    fn mark(&self, bytes: &mut Vec<u8>, seq: &mut u64) {
+        if self.options.durable {
+            frame::encode_all(bytes, seq, [&Entry::settled()]);
+        }
     }
 
     /// Appends that fit into these blocks cannot meet a full disk.
@@ -256,20 +268,29 @@ impl<F: Fs, S: Fold> Journal<F, S> {
     fn rewrite(&self, writer: &mut Writer<F>, batch: &[Entry]) -> Result<(), StoreError> {
         let (mut state, mut unknown) = (S::default(), Vec::new());
         let mut scan = Scan::new(&*self.fs, &writer.file, writer.len);
+        let mut bad = None;
         let bad = loop {
             match scan.step() {
-                Next::Record(entry) if entry.kind == frame::BASE || state.apply(&entry) => {}
+                Next::Record(entry) if entry.is_mark() || state.apply(&entry) => {}
                 Next::Record(entry) => unknown.push(entry),
-                Next::End => break None,
-                Next::Bad => break Some("its checksum is wrong".to_owned()),
-                Next::Unreadable(e) => break Some(e.to_string()),
+                Next::End => break bad,
+                stop => {
+                    let why = match stop {
+                        Next::Unreadable(e) => e.to_string(),
+                        _ => "its checksum is wrong".to_owned(),
+                    };
+                    bad.get_or_insert((scan.good, why));
+                    if !matches!(scan.resync(), Ok(Some(_))) {
+                        break bad;
+                    }
+                }
             }
         };
-        if let Some(why) = bad {
+        if let Some((at, why)) = bad {
             // Acknowledged records that the disk does not give back: keep what can be read, go on.
             let aside =
                 lost::set_aside(&*self.fs, &self.dir, &self.path).map_err(|e| StoreError::io("set aside", &self.path, e))?;
-            tracing::error!(journal = %self.path.display(), aside = %aside.display(), "unreadable from byte {}: {why}", scan.good);
+            tracing::error!(journal = %self.path.display(), aside = %aside.display(), "unreadable at byte {at}: {why}");
         }
         self.write_new(writer, &state, &unknown, batch)
     }
@@ -304,6 +325,7 @@ impl<F: Fs, S: Fold> Journal<F, S> {
         frame::encode_all(&mut bytes, &mut seq, [&Entry::base()]);
         frame::encode_all(&mut bytes, &mut seq, &state.snapshot().map_err(encode)?);
         frame::encode_all(&mut bytes, &mut seq, unknown);
+        self.mark(&mut bytes, &mut seq);
         let base = bytes.len() as u64;
         frame::encode_all(&mut bytes, &mut seq, batch);
 

@@ -34,6 +34,8 @@ pub struct OpenReport {
     pub unknown: u64,
     /// Bytes behind the last good record that were cut off; a torn last write, if not a bad card.
     pub cut: u64,
+    /// Records that had been durable and that the disk did not give back; those around them were read.
+    pub spoilt: u64,
     /// What was set aside in `lost/`.
     pub lost: Vec<PathBuf>,
     /// Manifests of pods that the journal does not know, removed.
@@ -111,7 +113,14 @@ impl<F: Fs + 'static> PodStore<F> {
         let store = PodStore { fs, manifests, journal, reserve, _lock: lock };
         let orphans = store.settle_manifests(&pods, found.cut == 0 && found.lost.is_empty())?;
         store.reserve.ensure()?;
-        let report = OpenReport { records: found.records, unknown: found.unknown, cut: found.cut, lost: found.lost, orphans };
+        let report = OpenReport {
+            records: found.records,
+            unknown: found.unknown,
+            cut: found.cut,
+            spoilt: found.spoilt,
+            lost: found.lost,
+            orphans,
+        };
         Ok((store, pods, report))
     }
 

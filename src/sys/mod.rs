@@ -5,12 +5,14 @@
 
 pub mod bpf;
 pub mod capability;
+pub mod chain;
 pub mod clock;
 pub mod conntrack;
 pub mod dir;
 pub mod exe;
 pub mod failpoint;
 pub mod file;
+pub mod inherit;
 pub mod mount;
 pub mod mount_table;
 pub mod netlink;

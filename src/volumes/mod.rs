@@ -34,6 +34,7 @@ pub mod model;
 mod mounts;
 mod plan;
 mod remove;
+mod share;
 mod sub_path;
 mod writer;
 
@@ -53,6 +54,15 @@ impl Volumes {
         DirBuilder::new().recursive(true).mode(0o750).create(&pods).map_err(VolumeError::system("make", &pods))?;
         let kubelet = fs::canonicalize(kubelet).map_err(VolumeError::system("resolve", kubelet))?;
         Ok(Volumes { pods: kubelet.join("pods"), effects })
+    }
+
+    /// Makes the directory that volumes lie in a shared mount where it is not. For the agent, once.
+    pub fn share(&self) -> Result<(), VolumeError> {
+        match self.pods.parent() {
+            Some(kubelet) => share::share(kubelet, &self.effects),
+            // `pods` was joined to something.
+            None => Ok(()),
+        }
     }
 
     /// Makes every volume of the pod, or brings it up to date: a second call on an unchanged

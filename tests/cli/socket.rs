@@ -4,6 +4,7 @@ use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
 use std::time::{Duration, Instant};
 
 use super::node::{Node, possible};
@@ -80,6 +81,49 @@ fn hostile_clients_hurt_nobody() {
     assert!(rss(pid) < before.2 + (8 << 20), "grew by {} bytes", rss(pid) - before.2);
     drop((idle, deaf));
     node.until("threads and descriptors come back", || threads(pid) <= before.0 + 1 && fds(pid) <= before.1 + 1);
+}
+
+#[test]
+fn another_user_is_refused_with_the_cure_whatever_the_modes_are() {
+    if !possible() {
+        return;
+    }
+    const NOBODY: u32 = 65534;
+    let node = Node::start();
+    // A copy that anybody may execute, wherever the tests were built.
+    let home = tempfile::tempdir().unwrap();
+    let program = home.path().join("coracle");
+    fs::copy(env!("CARGO_BIN_EXE_coracle"), &program).unwrap();
+    let mode = |path: &std::path::Path, mode: u32| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    mode(home.path(), 0o755);
+    mode(&program, 0o755);
+    let ask = |verb: &[&str]| {
+        let mut command = std::process::Command::new(&program);
+        command.arg(verb[0]).arg("--root").arg(node.root()).args(&verb[1..]).uid(NOBODY).gid(NOBODY);
+        let output = command.output().unwrap();
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned(), output.stdout)
+    };
+    let (run, socket) = (node.root().join("run"), node.socket());
+    assert_eq!(fs::metadata(&socket).unwrap().permissions().mode() & 0o7777, 0o600);
+    mode(node.root(), 0o711);
+    mode(&run, 0o711);
+    for verb in [&["pods"][..], &["info"], &["images"]] {
+        let (code, said, out) = ask(verb);
+        assert_eq!((code, out.len()), (Some(3), 0), "{verb:?}: {said}");
+        assert!(said.contains("belongs to root") && said.contains("sudo coracle"), "{verb:?}: {said}");
+    }
+    // Now nothing but the agent itself is in the way.
+    mode(&socket, 0o666);
+    let (before, served) = (fds(node.agent_pid()), "the agent serves root only, not uid 65534");
+    for verb in [&["pods"][..], &["info"], &["images"], &["pull", "x"], &["import", "/"], &["stop-all"]] {
+        let (code, said, out) = ask(verb);
+        assert_eq!((code, out.len()), (Some(3), 0), "{verb:?}: {said}");
+        assert!(said.contains(served) && said.contains("sudo coracle"), "{verb:?}: {said}");
+    }
+    let (code, said, _) = ask(&["exec", "web", "--", "true"]);
+    assert!(code == Some(125) && said.contains(served), "{code:?} {said}");
+    assert!(node.run(&["pods"]).status.success(), "root is served");
+    node.until("their descriptors are closed", || fds(node.agent_pid()) <= before);
 }
 
 #[test]

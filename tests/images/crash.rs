@@ -48,7 +48,16 @@ pub fn helper_command(dir: &Path, name: &str, import: Option<&Path>) -> Command 
 
 /// Every recorded image is whole, byte for byte, and there is nothing on disk beside it.
 pub fn audit(dir: &Path, name: &str, files: &[(&str, Vec<u8>)]) -> bool {
-    let images = Images::open(config(dir)).unwrap();
+    // A child that was forked and had not yet executed holds the lock a moment longer than the killed.
+    let end = std::time::Instant::now() + Duration::from_secs(10);
+    let images = loop {
+        match Images::open(config(dir)) {
+            Err(e) if e.to_string().contains("lock") && std::time::Instant::now() < end => {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            opened => break opened.unwrap(),
+        }
+    };
     let found = images.find(name).unwrap();
     if let Some(image) = &found {
         for (at, (file, bytes)) in files.iter().enumerate() {

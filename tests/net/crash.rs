@@ -69,10 +69,7 @@ impl World {
 
 #[test]
 fn the_program_adds_checks_and_deletes() {
-    if !able() {
-        return;
-    }
-    let world = World::new();
+    let Some(world) = World::possible() else { return };
     let pod = world.pod("p");
     assert_eq!(world.must_coracle("add", Some(&pod)), "10.88.0.2 fd88::2 mtu 1460\n");
     assert_eq!(world.must_coracle("add", Some(&pod)), "10.88.0.2 fd88::2 mtu 1460\n");
@@ -116,7 +113,7 @@ mod cut_off {
             let _server = pod.tcp("p", "[::]:80");
             assert_eq!(world.outside.ask("192.0.2.1:8080"), "p 192.0.2.2", "{failpoint}");
             assert_eq!(world.outside.ask("[2001:db8::1]:8080"), "p 2001:db8::2", "{failpoint}");
-            world.node.run(|| net.detach("uid-p").unwrap());
+            world.detach(&net, "p");
             world.assert_nothing_left(&failpoint);
         }
     }
@@ -135,23 +132,20 @@ mod cut_off {
             let net = world.net();
             assert_eq!(world.node.run(|| net.recover(&[]).unwrap()), [], "{failpoint}");
             world.assert_nothing_left(&failpoint);
-            world.node.run(|| net.remove_all().unwrap());
+            world.remove_all(&net);
             assert_eq!(crate::life::picture(&world), before, "{failpoint}");
         }
     }
 
     #[test]
     fn a_step_that_fails_takes_back_what_was_done() {
-        if !able() {
-            return;
-        }
-        let world = World::new();
+        let Some(world) = World::possible() else { return };
         let pod = world.pod("p");
         for point in ENSURE.iter().chain(&ATTACH) {
             if point.starts_with("net.ensure") {
                 // From nothing, so that they are met.
                 let net = world.net();
-                world.node.run(|| net.remove_all().unwrap());
+                world.remove_all(&net);
             }
             if point.starts_with("net.table") {
                 world.node.command("nft", &["delete", "table", "ip", INSTANCE]);
@@ -167,10 +161,7 @@ mod cut_off {
 
     #[test]
     fn in_detach_the_next_one_ends_it() {
-        if !able() {
-            return;
-        }
-        let world = World::new();
+        let Some(world) = World::possible() else { return };
         let pod = world.pod("p");
         for point in DETACH {
             for action in ["kill", "error"] {

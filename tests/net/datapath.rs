@@ -6,12 +6,8 @@ use crate::world::*;
 
 #[test]
 fn pods_reach_each_other_the_node_and_the_outside_by_both_families() {
-    if !able() {
-        return;
-    }
-    let world = World::new();
-    let net = world.net();
-    world.node.run(|| net.ensure().unwrap());
+    let Some((world, net)) = World::with_net() else { return };
+    world.ensure(&net);
     let (a, b) = (world.pod("a"), world.pod("b"));
     let at_a = world.attach(&net, "a", &a, &[]);
     let at_b = world.attach(&net, "b", &b, &[]);
@@ -48,11 +44,7 @@ fn pods_reach_each_other_the_node_and_the_outside_by_both_families() {
 
 #[test]
 fn a_pods_interface_is_as_the_design_says() {
-    if !able() {
-        return;
-    }
-    let world = World::new();
-    let net = world.net();
+    let Some((world, net)) = World::with_net() else { return };
     let a = world.pod("a");
     // Without ensure: attach makes what is missing.
     world.attach(&net, "a", &a, &[]);
@@ -114,11 +106,7 @@ fn a_pods_interface_is_as_the_design_says() {
 
 #[test]
 fn host_ports_lead_from_outside_node_and_pods_to_the_pod() {
-    if !able() {
-        return;
-    }
-    let world = World::new();
-    let net = world.net();
+    let Some((world, net)) = World::with_net() else { return };
     let (a, b, c) = (world.pod("a"), world.pod("b"), world.pod("c"));
     let ports =
         [port(Tcp, "", 8080, 80), port(Udp, "", 8080, 53), port(Tcp, "192.0.2.11", 9090, 80), port(Tcp, "2001:db8::1", 9091, 80)];
@@ -174,18 +162,14 @@ fn host_ports_lead_from_outside_node_and_pods_to_the_pod() {
     let _loopback = world.node.tcp("node", "127.9.9.9:6000");
     assert_ne!(world.outside.ask("127.9.9.9:6000"), "node 192.0.2.2");
 
-    world.node.run(|| net.detach("uid-a").unwrap());
+    world.detach(&net, "a");
     assert_eq!(world.outside.ask("192.0.2.1:8080"), "ConnectionRefused");
     assert_eq!(world.outside.ask("192.0.2.1:9090"), "b 192.0.2.2");
 }
 
 #[test]
 fn a_udp_flow_does_not_outlive_its_host_port() {
-    if !able() {
-        return;
-    }
-    let world = World::new();
-    let net = world.net();
+    let Some((world, net)) = World::with_net() else { return };
     let (a, b) = (world.pod("a"), world.pod("b"));
     world.attach(&net, "a", &a, &[port(Udp, "", 5353, 53)]);
     let first = a.udp("a", "0.0.0.0:53");
@@ -193,7 +177,7 @@ fn a_udp_flow_does_not_outlive_its_host_port() {
     let client = world.outside.udp_socket("0.0.0.0:0");
     let to = "192.0.2.1:5353".parse().unwrap();
     assert_eq!(ask_with(&client, to), "a 192.0.2.2");
-    world.node.run(|| net.detach("uid-a").unwrap());
+    world.detach(&net, "a");
     drop(first);
     assert_eq!(net.lacks(), []);
     let flows = world.node.must("conntrack", &["-L"]);
@@ -205,33 +189,22 @@ fn a_udp_flow_does_not_outlive_its_host_port() {
 
 #[test]
 fn isolation_follows_bridge_nf_call_and_traffic_passes_either_way() {
-    if !able() {
+    let Some((world, net)) = World::with_net() else { return };
+    let call = CALL_IPTABLES;
+    if !world.has_br_netfilter() {
         return;
     }
-    let world = World::new();
-    let call = "net/bridge/bridge-nf-call-iptables";
-    if world.node.command("test", &["-e", &format!("/proc/sys/{call}")]).status.code() != Some(0) {
-        assert!(std::env::var_os("CI").is_none(), "CI needs br_netfilter");
-        eprintln!("SKIP: no br_netfilter in this kernel");
-        return;
-    }
-    let net = world.net();
     let (a, b) = (world.pod("a"), world.pod("b"));
     world.node.set_sysctl(call, "0");
-    world.node.set_sysctl("net/bridge/bridge-nf-call-ip6tables", "0");
+    world.node.set_sysctl(CALL_IP6TABLES, "0");
     world.attach(&net, "a", &a, &[port(Tcp, "", 8080, 80)]);
-    let isolated = || {
-        let links = world.node.json("-d link show type veth");
-        let on = |l: &serde_json::Value| l["linkinfo"]["info_slave_data"]["isolated"].as_bool();
-        links.as_array().unwrap().iter().filter(|l| l["ifname"] != "up0").map(|l| on(l).unwrap()).collect::<Vec<_>>()
-    };
-    assert_eq!(isolated(), [true]);
+    assert_eq!(world.isolated(), [true]);
     for (value, wanted) in [("1", false), ("0", true), ("1", false)] {
         world.node.set_sysctl(call, value);
-        world.node.run(|| net.ensure().unwrap());
-        assert_eq!(isolated(), [wanted]);
+        world.ensure(&net);
+        assert_eq!(world.isolated(), [wanted]);
         world.attach(&net, "b", &b, &[]);
-        assert_eq!(isolated(), [wanted, wanted]);
+        assert_eq!(world.isolated(), [wanted, wanted]);
         let _servers = [a.tcp("a", "0.0.0.0:80"), b.tcp("b", "0.0.0.0:80")];
         for _ in 0..3 {
             assert_eq!(b.ask("10.88.0.2:80"), format!("a {}", address_of(&b)));
@@ -239,7 +212,7 @@ fn isolation_follows_bridge_nf_call_and_traffic_passes_either_way() {
             assert_eq!(b.ask("192.0.2.1:8080"), format!("a {}", address_of(&b)));
             assert_eq!(a.ask("192.0.2.1:8080"), "a 10.88.0.1");
         }
-        world.node.run(|| net.detach("uid-b").unwrap());
+        world.detach(&net, "b");
     }
 }
 
@@ -249,11 +222,7 @@ fn address_of(pod: &Ns) -> String {
 
 #[test]
 fn a_pod_cannot_take_anothers_address_on_the_link() {
-    if !able() {
-        return;
-    }
-    let world = World::new();
-    let net = world.net();
+    let Some((world, net)) = World::with_net() else { return };
     let (a, b) = (world.pod("a"), world.pod("b"));
     world.attach(&net, "a", &a, &[]);
     world.attach(&net, "b", &b, &[]);
@@ -275,17 +244,9 @@ fn a_pod_cannot_take_anothers_address_on_the_link() {
 
 #[test]
 fn the_first_packet_after_attach_arrives() {
-    if !able() {
-        return;
-    }
-    let world = World::new();
-    let net = world.net();
+    let Some((world, net)) = World::with_net() else { return };
     let _out = world.outside.udp("out", "[::]:53");
     let _node = world.node.udp("node", "[::]:54");
-    // The uplink's own neighbours are not our matter.
-    for to in ["192.0.2.2:53", "[2001:db8::2]:53"] {
-        eventually(to, || world.node.ask_udp(to).contains(' '));
-    }
     for n in 0..40 {
         // A bridge without ports has no carrier: the first pod brings it.
         let pod = world.pod(&n.to_string());

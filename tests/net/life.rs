@@ -28,10 +28,7 @@ pub fn picture(world: &World) -> String {
 
 #[test]
 fn remove_all_leaves_the_host_as_it_was_and_others_things_alone() {
-    if !able() {
-        return;
-    }
-    let world = World::new();
+    let Some(world) = World::possible() else { return };
     // A foreign table, bridge and veth, and redirects refused before forwarding was ever on.
     world.nft("add table ip foreign");
     world.nft("add chain ip foreign c { type nat hook postrouting priority 100 ; }");
@@ -43,13 +40,13 @@ fn remove_all_leaves_the_host_as_it_was_and_others_things_alone() {
     let pods: Vec<Ns> = ["a", "b"].map(|name| world.pod(name)).into();
     world.attach(&net, "a", &pods[0], &[port(Tcp, "", 8080, 80)]);
     world.attach(&net, "b", &pods[1], &[]);
-    world.node.run(|| net.ensure().unwrap());
+    world.ensure(&net);
     assert_ne!(picture(&world), before);
-    world.node.run(|| net.remove_all().unwrap());
+    world.remove_all(&net);
     assert_eq!(picture(&world), before);
     assert!(!world.run_dir().join("net").exists());
     // Again: nothing to do. And from nothing: as the first time.
-    world.node.run(|| net.remove_all().unwrap());
+    world.remove_all(&net);
     assert_eq!(picture(&world), before);
     let again = world.net();
     world.attach(&again, "a", &pods[0], &[]);
@@ -59,12 +56,8 @@ fn remove_all_leaves_the_host_as_it_was_and_others_things_alone() {
 
 #[test]
 fn two_hundred_pods_come_and_go_and_nothing_stays() {
-    if !able() {
-        return;
-    }
-    let world = World::new();
-    let net = world.net();
-    world.node.run(|| net.ensure().unwrap());
+    let Some((world, net)) = World::with_net() else { return };
+    world.ensure(&net);
     let before = picture(&world);
     let pod = world.pod("a");
     let fds = || std::fs::read_dir("/proc/self/fd").unwrap().count();
@@ -96,16 +89,13 @@ fn two_hundred_pods_come_and_go_and_nothing_stays() {
     assert_eq!(std::fs::read_dir(world.run_dir().join("net")).unwrap().count(), 1, "only the allocator's memory stays");
     let count = fds();
     world.attach(&net, "last", &pod, &[]);
-    world.node.run(|| net.detach("uid-last").unwrap());
+    world.detach(&net, "last");
     assert!(fds() <= count + 2, "descriptors leak"); // other tests run in this process
 }
 
 #[test]
 fn a_full_range_says_which_and_what_to_do_and_nothing_is_lost_by_it() {
-    if !able() {
-        return;
-    }
-    let world = World::new();
+    let Some(world) = World::possible() else { return };
     let mut config = world.config();
     config.cidrs = vec!["10.77.0.0/29".parse().unwrap(), V6.parse().unwrap()];
     let net = world.net_with(config);
@@ -119,18 +109,14 @@ fn a_full_range_says_which_and_what_to_do_and_nothing_is_lost_by_it() {
         "pod range 10.77.0.0/29 has no free address left (5 pods hold one): use a wider --pod-cidr, or remove pods"
     );
     assert_eq!(world.veths().len(), 5);
-    world.node.run(|| net.detach("uid-2").unwrap());
+    world.detach(&net, "2");
     let got = world.attach(&net, "5", &pods[5], &[]);
     assert_eq!(got.addresses[0].to_string(), "10.77.0.4");
 }
 
 #[test]
 fn host_ports_of_two_pods_conflict_by_name() {
-    if !able() {
-        return;
-    }
-    let world = World::new();
-    let net = world.net();
+    let Some((world, net)) = World::with_net() else { return };
     let (a, b) = (world.pod("a"), world.pod("b"));
     world.attach(&net, "a", &a, &[port(Tcp, "", 80, 80)]);
     let taken = world.try_attach(&net, "b", &b, &[port(Udp, "", 80, 80), port(Tcp, "192.0.2.1", 80, 80)]).unwrap_err();
@@ -140,17 +126,13 @@ fn host_ports_of_two_pods_conflict_by_name() {
     );
     assert_eq!(world.veths().len(), 1);
     world.attach(&net, "b", &b, &[port(Udp, "", 80, 80)]);
-    world.node.run(|| net.detach("uid-a").unwrap());
+    world.detach(&net, "a");
     world.attach(&net, "b", &b, &[port(Udp, "", 80, 80), port(Tcp, "192.0.2.1", 80, 80)]);
 }
 
 #[test]
 fn attach_is_idempotent_and_mends_what_was_broken() {
-    if !able() {
-        return;
-    }
-    let world = World::new();
-    let net = world.net();
+    let Some((world, net)) = World::with_net() else { return };
     let a = world.pod("a");
     let ports = [port(Tcp, "", 8080, 80)];
     let first = world.attach(&net, "a", &a, &ports);
@@ -180,10 +162,7 @@ fn attach_is_idempotent_and_mends_what_was_broken() {
 
 #[test]
 fn a_new_agent_adopts_what_lives_and_frees_the_rest() {
-    if !able() {
-        return;
-    }
-    let world = World::new();
+    let Some(world) = World::possible() else { return };
     let (a, b, c) = (world.pod("a"), world.pod("b"), world.pod("c"));
     let old = world.net();
     let at_a = world.attach(&old, "a", &a, &[port(Tcp, "", 8080, 80)]);
@@ -211,11 +190,7 @@ fn a_new_agent_adopts_what_lives_and_frees_the_rest() {
 
 #[test]
 fn after_a_reboot_all_is_made_anew() {
-    if !able() {
-        return;
-    }
-    let world = World::new();
-    let net = world.net();
+    let Some((world, net)) = World::with_net() else { return };
     let a = world.pod("a");
     world.attach(&net, "a", &a, &[port(Tcp, "", 8080, 80)]);
     drop((net, a));
@@ -232,11 +207,7 @@ fn after_a_reboot_all_is_made_anew() {
 
 #[test]
 fn the_hosts_nft_prints_our_tables_and_an_independent_reader_understands_them() {
-    if !able() {
-        return;
-    }
-    let world = World::new();
-    let net = world.net();
+    let Some((world, net)) = World::with_net() else { return };
     let a = world.pod("a");
     world.attach(&net, "a", &a, &[port(Tcp, "", 8080, 80), port(Udp, "192.0.2.1", 53, 53), port(Tcp, "2001:db8::1", 81, 80)]);
     let text = world.nft("list ruleset");
@@ -284,14 +255,10 @@ fn the_hosts_nft_prints_our_tables_and_an_independent_reader_understands_them() 
 
 #[test]
 fn a_flushed_or_changed_table_is_noticed_and_restored_and_foreign_ones_stay() {
-    if !able() {
-        return;
-    }
-    let world = World::new();
-    let net = world.net();
+    let Some((world, net)) = World::with_net() else { return };
     let a = world.pod("a");
     world.attach(&net, "a", &a, &[port(Tcp, "", 8080, 80)]);
-    world.node.run(|| net.ensure().unwrap());
+    world.ensure(&net);
     let whole = world.nft("list ruleset");
     let watch = world.node.run(|| net.watch().unwrap());
     for damage in [
@@ -310,12 +277,12 @@ fn a_flushed_or_changed_table_is_noticed_and_restored_and_foreign_ones_stay() {
     assert!(world.nft("list tables").contains("table ip foreign"));
     // Without the watch nobody looks; the next pass does.
     world.nft("delete table ip6 tnet");
-    world.node.run(|| net.ensure().unwrap());
+    world.ensure(&net);
     assert!(world.nft("list tables").contains("table ip6 tnet"));
     // And every second pass finds nothing to do.
     let generation = || world.node.must("nft", &["-a", "list", "ruleset"]);
     let before = generation();
-    world.node.run(|| net.ensure().unwrap());
+    world.ensure(&net);
     assert_eq!(generation(), before);
 }
 
@@ -327,11 +294,7 @@ fn sorted(text: &str) -> Vec<String> {
 
 #[test]
 fn the_host_is_kept_as_it_should_be() {
-    if !able() {
-        return;
-    }
-    let world = World::new();
-    let net = world.net();
+    let Some((world, net)) = World::with_net() else { return };
     let a = world.pod("a");
     world.attach(&net, "a", &a, &[]);
     let _server = a.tcp("a", "[::]:80");
@@ -345,19 +308,19 @@ fn the_host_is_kept_as_it_should_be() {
         format!("link set {BRIDGE} mtu 1300"),
     ] {
         world.node.ip(&damage);
-        world.node.run(|| net.ensure().unwrap());
+        world.ensure(&net);
         assert_eq!(world.node.ask("10.88.0.2:80"), "a 10.88.0.1", "{damage}");
         assert_eq!(world.node.ask("[fd88::2]:80"), "a fd88::1", "{damage}");
         assert!(!world.node.ip(&format!("addr show dev {BRIDGE}")).contains("10.99.0.1"));
     }
     world.node.set_sysctl("net/ipv4/ip_forward", "0");
     world.node.set_sysctl("net/ipv6/conf/all/forwarding", "0");
-    world.node.run(|| net.ensure().unwrap());
+    world.ensure(&net);
     let _out = world.outside.tcp("out", "[::]:80");
     assert_eq!(a.ask("[2001:db8::2]:80"), "out 2001:db8::1");
     // The uplink's MTU changes: bridge and pods follow.
     world.node.ip("link set up0 mtu 1400");
-    world.node.run(|| net.ensure().unwrap());
+    world.ensure(&net);
     for (ns, link) in [(&world.node, BRIDGE), (&world.node, world.veths()[0].as_str()), (&a, "eth0")] {
         assert_eq!(ns.json(&format!("link show dev {link}"))[0]["mtu"], 1400, "{link}");
     }
@@ -365,24 +328,18 @@ fn the_host_is_kept_as_it_should_be() {
 
 #[test]
 fn what_is_not_ours_is_refused_not_taken() {
-    if !able() {
-        return;
-    }
-    let world = World::new();
+    let Some(world) = World::possible() else { return };
     world.node.ip(&format!("link add {BRIDGE} type bridge"));
     let net = world.net();
     let refused = world.node.run(|| net.ensure().unwrap_err());
     assert!(matches!(&refused, NetError::ForeignLink { name, .. } if name == BRIDGE), "{refused}");
-    world.node.run(|| net.remove_all().unwrap());
+    world.remove_all(&net);
     assert!(world.node.ip("link show").contains(BRIDGE), "not ours, not removed");
 }
 
 #[test]
 fn a_kernel_without_ipv6_gives_ipv4_and_says_what_lacks() {
-    if !able() {
-        return;
-    }
-    let world = World::new();
+    let Some(world) = World::possible() else { return };
     world.node.set_sysctl("net/ipv6/conf/all/disable_ipv6", "1");
     let net = world.net();
     let a = world.pod("a");
@@ -401,14 +358,11 @@ fn a_kernel_without_ipv6_gives_ipv4_and_says_what_lacks() {
 
 #[test]
 fn a_foreign_firewall_that_drops_forwarded_packets_is_named() {
-    if !able() {
-        return;
-    }
-    let world = World::new();
+    let Some(world) = World::possible() else { return };
     world.nft("add table ip filter");
     world.nft("add chain ip filter FORWARD { type filter hook forward priority 0 ; policy drop ; }");
     let net = world.net();
-    world.node.run(|| net.ensure().unwrap());
+    world.ensure(&net);
     let lacks = net.lacks();
     assert_eq!(lacks.len(), 1);
     assert_eq!(lacks[0].said, "chain FORWARD of nftables table filter drops what it does not accept");
@@ -422,16 +376,13 @@ fn a_foreign_firewall_that_drops_forwarded_packets_is_named() {
     }
     assert_eq!(a.ask("192.0.2.2:80"), "out 192.0.2.1");
     world.nft("delete table ip filter");
-    world.node.run(|| net.ensure().unwrap());
+    world.ensure(&net);
     assert_eq!(net.lacks(), []);
 }
 
 #[test]
 fn with_ipv4_only_pods_the_hosts_ipv6_stays_what_it_was_and_hears_no_pod() {
-    if !able() {
-        return;
-    }
-    let world = World::new();
+    let Some(world) = World::possible() else { return };
     let mut config = world.config();
     config.cidrs.truncate(1);
     let net = world.net_with(config);

@@ -206,8 +206,22 @@ pub const V4: &str = "10.88.0.0/24";
 pub const V6: &str = "fd88::/64";
 pub const INSTANCE: &str = "tnet";
 pub const BRIDGE: &str = "tnet0";
+pub const CALL_IPTABLES: &str = "net/bridge/bridge-nf-call-iptables";
+pub const CALL_IP6TABLES: &str = "net/bridge/bridge-nf-call-ip6tables";
 
 impl World {
+    /// A world and the room in it, as an agent opens it that has just been started. None: this
+    /// machine cannot have one.
+    pub fn with_net() -> Option<(World, Net)> {
+        let world = World::possible()?;
+        let net = world.net();
+        Some((world, net))
+    }
+
+    pub fn possible() -> Option<World> {
+        able().then(World::new)
+    }
+
     pub fn new() -> World {
         let dir = tempfile::tempdir().unwrap();
         let node = Ns::new(dir.path().join("node"));
@@ -224,6 +238,12 @@ impl World {
         node.ip("addr add 192.0.2.11/24 dev up0");
         node.ip("route add default via 192.0.2.2");
         node.ip("-6 route add default via 2001:db8::2");
+        // Carrier and neighbours of the uplink are not our matter.
+        let there = outside.udp("there", "[::]:9");
+        for to in ["192.0.2.2:9", "[2001:db8::2]:9"] {
+            eventually(to, || node.ask_udp(to).contains(' '));
+        }
+        drop(there);
         let run = RunMount(dir.path().join("run"));
         World { node, outside, run, dir }
     }
@@ -269,6 +289,36 @@ impl World {
     ) -> Result<Attachment, coracle::net::model::NetError> {
         let request = request(name, &ns.path, ports);
         self.node.run(|| net.attach(&request))
+    }
+
+    pub fn detach(&self, net: &Net, name: &str) {
+        self.node.run(|| net.detach(&format!("uid-{name}")).unwrap());
+    }
+
+    pub fn ensure(&self, net: &Net) {
+        self.node.run(|| net.ensure().unwrap());
+    }
+
+    pub fn remove_all(&self, net: &Net) {
+        self.node.run(|| net.remove_all().unwrap());
+    }
+
+    /// Whether the kernel has br_netfilter, here loaded or built in; in CI it must.
+    pub fn has_br_netfilter(&self) -> bool {
+        let has = self.node.run(|| Path::new("/proc/sys").join(CALL_IPTABLES).exists());
+        if !has {
+            assert!(std::env::var_os("CI").is_none(), "CI needs br_netfilter");
+            eprintln!("SKIP: no br_netfilter in this kernel");
+        }
+        has
+    }
+
+    /// Of each pod's port, by the links' names: whether it is isolated from the others.
+    pub fn isolated(&self) -> Vec<bool> {
+        let links = self.node.json("-d link show type veth");
+        let mut ports: Vec<_> = links.as_array().unwrap().iter().filter(|l| l["ifname"] != "up0").collect();
+        ports.sort_by_key(|l| l["ifname"].to_string());
+        ports.iter().map(|l| l["linkinfo"]["info_slave_data"]["isolated"].as_bool().unwrap()).collect()
     }
 
     /// Host ends of pods' links.

@@ -181,3 +181,44 @@ fn a_user_of_its_own_can_open_its_streams_again_and_has_no_groups_of_ours() {
     lines.sort();
     assert_eq!(lines, ["stderr F err", "stdout F 1000", "stdout F 1000", "stdout F out"]);
 }
+
+/// Of a read-only root only the image's volumes can be written to; each container has its own, made
+/// of what the image has there, and no link leads out of the root.
+#[test]
+fn an_images_volumes_are_each_containers_own() {
+    if !able() {
+        return;
+    }
+    let mut world = World::new();
+    world.run_sandbox(1);
+    let layer = world.root.join("layer");
+    symlink("/tmp", layer.join("to-tmp")).unwrap();
+    symlink("../../../../../../etc", layer.join("out")).unwrap();
+    symlink("/missing", layer.join("dangling")).unwrap();
+    let script = "cat /data/plain; for dir in /data /fresh/deep /to-tmp /out; do echo new >$dir/new || echo $dir; done; \
+                  echo over >/data/plain; cat /data/plain; ls /fresh/deep; touch /no 2>/dev/null && echo root";
+    for n in 1..=2 {
+        let mut spec = world.container(1, n, &["sh", "-c", &format!("{script}; true")]);
+        spec.oci.root_mut().as_mut().unwrap().set_readonly(Some(true));
+        world.runtime().prepare_rootfs(&uid(1), &id(n), &spec.rootfs).unwrap();
+        let mut oci = serde_json::to_value(&spec.oci).unwrap();
+        for path in ["/data", "/fresh/deep", "/to-tmp", "/out"] {
+            let source = world.runtime().image_volume(&uid(1), &id(n), path.as_ref()).unwrap();
+            assert!(source.starts_with(&world.run), "{path}: {source:?}");
+            let mount = serde_json::json!({"destination": path, "type": "bind", "source": source, "options": ["rbind", "rprivate", "rw"]});
+            oci["mounts"].as_array_mut().unwrap().push(mount);
+        }
+        for path in ["/bin/busybox", "/dangling", "/", "/data/plain/x"] {
+            assert!(world.runtime().image_volume(&uid(1), &id(n), path.as_ref()).is_err(), "{path}");
+        }
+        spec.oci = serde_json::from_value(oci).unwrap();
+        world.start(&spec);
+        assert_eq!(world.exit(n).code, 0);
+        let lines: Vec<String> = world.lines(n).iter().map(|line| line.splitn(3, ' ').nth(2).unwrap().to_owned()).collect();
+        assert_eq!(lines, ["not a programover", "new"]);
+        assert!(spec.rootfs.upper.join("data/new").exists() && spec.rootfs.upper.join("tmp/new").exists());
+        world.runtime().remove_container(&uid(1), &id(n)).unwrap();
+    }
+    assert_eq!(fs::read_to_string(layer.join("data/plain")).unwrap(), "not a program");
+    assert!(!fs::exists("/etc/new").unwrap() && !fs::exists("/tmp/new").unwrap());
+}

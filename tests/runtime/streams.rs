@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use coracle::runtime::model::*;
+use coracle::runtime::seccomp::{Machine, runtime_default};
 use coracle::runtime::{ExecProcess, FailureKind, RuntimeError};
 use coracle::store::records::ExitRecord;
 use coracle::sys::seqpacket;
@@ -82,6 +83,59 @@ fn exec_passes_streams_and_code_and_keeps_the_containers_bounds() {
     assert!(!names.iter().any(|name| name.to_str().unwrap().starts_with("exec-")), "{names:?}");
     let names: Vec<_> = fs::read_dir(dir.join("lc").join(id(1).as_str())).unwrap().map(|e| e.unwrap().file_name()).collect();
     assert!(!names.iter().any(|name| name.to_str().unwrap().starts_with("tenant-")), "{names:?}");
+}
+
+#[test]
+fn every_process_is_in_its_cgroup_in_every_hierarchy_and_has_the_filter() {
+    if !able() {
+        return;
+    }
+    let world = World::new();
+    let monitor = world.run_sandbox(1).monitor;
+    assert_placed(&fs::read_to_string(format!("/proc/{monitor}/cgroup")).unwrap(), &format!("/{}-monitors/", world.name));
+    // One filter that each call compiles for itself, and one that is compiled once.
+    for (n, profile) in [(1, None), (2, Some(default_without("mkdir")))] {
+        let mut spec = world.container(1, n, &["sleep", "1000"]);
+        if let Some(profile) = profile {
+            spec.oci.linux_mut().as_mut().unwrap().set_seccomp(Some(profile));
+        }
+        world.start(&spec);
+        let main = world.pid(1, n);
+        assert_placed(&fs::read_to_string(format!("/proc/{main}/cgroup")).unwrap(), &spec.cgroup);
+        for _ in 0..2 {
+            let script = ["sh", "-c", "cat /proc/self/cgroup /proc/self/status; mkdir /made"];
+            let mut process = exec(&world, &exec_spec(1, n, &script, false, false)).unwrap();
+            let exit = process.wait(Some(WAIT)).unwrap().unwrap();
+            let (seen, words) = (text(process.stdout.take()), text(process.stderr.take()));
+            assert_eq!((exit.code, words.contains("Operation not permitted")), (1, true), "{words}");
+            assert_placed(&seen, &spec.cgroup);
+            assert!(seen.contains("Seccomp:\t2") && seen.contains("Seccomp_filters:\t1"), "{seen}");
+        }
+    }
+    let filters: Vec<_> = fs::read_dir(world.run.join("seccomp")).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert_eq!(filters.len(), 1, "{filters:?}");
+}
+
+fn default_without(call: &str) -> oci_spec::runtime::LinuxSeccomp {
+    let mut profile = runtime_default(Machine::OWN, &Default::default());
+    let mut rules = profile.syscalls().clone().unwrap();
+    for rule in &mut rules {
+        let names = rule.names().iter().filter(|name| !name.starts_with(call)).cloned().collect();
+        rule.set_names(names);
+    }
+    profile.set_syscalls(Some(rules));
+    profile
+}
+
+/// In the cgroup, or below it, of each hierarchy that is mounted.
+fn assert_placed(table: &str, cgroup: &str) {
+    let unified = ["/sys/fs/cgroup/cgroup.controllers", "/sys/fs/cgroup/unified"].iter().any(|path| fs::exists(path).unwrap());
+    // "4:memory:/a/b" in /proc/PID/cgroup; the v2 side is listed even where nobody has mounted it.
+    let places: Vec<&str> = table.lines().filter(|l| l.contains(":/") && (unified || !l.starts_with("0::"))).collect();
+    assert!(
+        !places.is_empty() && places.iter().all(|l| l.split(':').next_back().unwrap().starts_with(cgroup)),
+        "{cgroup}: {table}"
+    );
 }
 
 pub fn wait_until(what: &str, mut is: impl FnMut() -> bool) {

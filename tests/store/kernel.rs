@@ -211,7 +211,7 @@ fn records_of_a_newer_version_are_kept_through_compaction() {
         Entry { kind: 1, version: 9, payload: br#"{"Admitted":{"uid":{"reshaped":true}}}"#.to_vec() },
     ];
     let mut bytes = fs::read(&journal).unwrap();
-    let mut seq = 3; // base, Admitted, then these; open had written the base as number 1
+    let mut seq = 5; // base and mark were 1 and 2, then mark and Admitted, then these
     frame::encode_all(&mut bytes, &mut seq, &newer);
     fs::write(&journal, &bytes).unwrap();
     let (store, mut expected, report) = PodStore::open_sized(dir.path(), sizes).unwrap();

@@ -261,6 +261,44 @@ fn propagation_needs_peers() {
 }
 
 #[test]
+fn the_kubelets_directory_is_shared_once_and_never_over_what_pods_use() {
+    in_own_mounts(|| {
+        let dir = tempfile::tempdir().unwrap();
+        let w = world(&dir);
+        let kubelet = w.root.join("kubelet");
+        let all = || mount_table::below(&kubelet).unwrap();
+        let volumes = "{name: e, emptyDir: {}}, {name: m, emptyDir: {medium: Memory}}";
+        let pod = pod(volumes, "{name: e, mountPath: /e, mountPropagation: Bidirectional}");
+        let only = [kubelet.clone()];
+        // A pod's tmpfs is there: binding over it would hide it.
+        w.setup(&pod).unwrap();
+        let before = all();
+        w.volumes.share().unwrap();
+        assert_eq!(all(), before);
+        assert!(w.mounts(&pod).unwrap_err().to_string().contains("but it is not a shared mount"));
+        w.teardown();
+
+        w.volumes.share().unwrap();
+        assert_eq!(all(), only);
+        assert!(mount_table::of(&kubelet).unwrap().unwrap().shared);
+        w.volumes.share().unwrap();
+        assert_eq!(all(), only, "once");
+        w.setup(&pod).unwrap();
+        assert_eq!(w.mounts(&pod).unwrap()[0].propagation, Propagation::Bidirectional);
+        w.volumes.teardown(&w.uid).unwrap();
+        assert_eq!(all(), only, "it is the node's, not a pod's");
+
+        // Killed after the bind: the next start shares it and binds no second one.
+        mount(None::<&str>, &kubelet, None::<&str>, MsFlags::MS_PRIVATE, None::<&str>).unwrap();
+        w.volumes.share().unwrap();
+        assert_eq!(all(), only);
+        assert!(mount_table::of(&kubelet).unwrap().unwrap().shared);
+        let named = w.effects.standing().unwrap().into_iter().map(|s| s.effect);
+        assert_eq!(named.collect::<Vec<_>>(), [Effect::Mount { target: kubelet }]);
+    });
+}
+
+#[test]
 fn sub_paths_are_bound_and_follow_what_changes() {
     in_own_mounts(|| {
         let dir = tempfile::tempdir().unwrap();

@@ -9,6 +9,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use coracle::api::pod::Pod;
+use coracle::store::effects::Effect;
+use coracle::sys::mount_table;
 use nix::mount::{MsFlags, mount};
 
 use crate::world::{World, in_own_mounts, pod, read};
@@ -37,6 +39,7 @@ fn child() {
     let mut w = World::at(&root);
     let pod = everything(&root);
     let mut life = || -> Result<(), coracle::volumes::model::VolumeError> {
+        w.volumes.share()?;
         version(&mut w, "one");
         w.setup(&pod)?;
         w.mounts(&pod)?;
@@ -68,6 +71,10 @@ fn run(root: &Path, point: &str, action: &str, at: u64) -> bool {
     // The next life.
     let mut w = World::at(root);
     let pod = everything(root);
+    let kubelet = w.root.join("kubelet");
+    w.volumes.share().unwrap_or_else(|e| panic!("{case}: {e:?}"));
+    let over = mount_table::below(&kubelet).unwrap().into_iter().filter(|m| *m == kubelet).count();
+    assert!(over == 1 && mount_table::of(&kubelet).unwrap().unwrap().shared, "{case}");
     version(&mut w, "three");
     w.setup(&pod).unwrap_or_else(|e| panic!("{case}: {e:?}"));
     let plans = w.mounts(&pod).unwrap_or_else(|e| panic!("{case}: {e:?}"));
@@ -84,6 +91,10 @@ fn run(root: &Path, point: &str, action: &str, at: u64) -> bool {
         assert_eq!(generations, 2, "{case}: {left:?}");
         assert!(!volume.join("one").exists() && !volume.join("two").exists(), "{case}: {left:?}");
     }
+    w.volumes.teardown(&w.uid).unwrap();
+    // The next case begins on a private mount again.
+    nix::mount::umount(&kubelet).unwrap();
+    w.effects.undone(&Effect::Mount { target: kubelet }).unwrap();
     w.teardown();
     reached
 }

@@ -1,10 +1,12 @@
 //! `coracle check`: what this host withholds, what follows from it, and the line that mends it.
 //!
-//! Invariant: what can be tried is tried for real (in namespaces that are gone afterwards), not
-//! guessed from version numbers or config files; nothing on the host is changed.
+//! Invariant: what can be tried is tried for real (in namespaces and directories that are gone
+//! afterwards), not guessed from version numbers or config files; nothing on the host is changed.
+//! `probe` sees, `judge` decides.
 
-mod kernel;
-mod node;
+mod facts;
+mod judge;
+mod probe;
 
 use serde::Serialize;
 
@@ -18,9 +20,9 @@ pub const VERB: Verb = Verb {
     command: false,
     summary: "tell what this kernel and host lack, and the line that mends it",
     about: "Tries what pods need: cgroup controllers, overlay, bridge, veth, nftables with masquerade and fib, IPv6, seccomp, \
-            the system calls that we rely on, capabilities, inotify limits, disk space. `missing` means that pods cannot run as \
-            they should, `degraded` that something works less well, `note` is good to know. Needs no agent. The exit code is 1 if \
-            anything is missing, else 0. Run it as root: otherwise most things cannot be tried.",
+            the system calls that we rely on, capabilities, inotify limits, disks. `missing` means that ordinary pods cannot run, \
+            `degraded` that something works less well, `note` is good to know. Needs no agent. The exit code is 1 if anything is \
+            missing, else 0. Run it as root: otherwise most things cannot be tried.",
     flags: &[&OUTPUT, &ROOT, &INSTANCE],
     examples: &["coracle check", "coracle check -o json"],
     body: Body::Parsed(run),
@@ -61,9 +63,7 @@ impl Finding {
 fn run(given: &Given) -> Result<Exit, CliError> {
     let output = given.output()?;
     let roots = given.roots()?;
-    let mut findings = vec![node::root()];
-    findings.extend(kernel::findings());
-    findings.extend(node::findings(&roots));
+    let findings = judge::findings(&probe::facts(&roots));
     let worst = findings.iter().map(|f| f.state).max().unwrap_or(State::Ok);
     match output {
         Output::Json => {

@@ -19,6 +19,7 @@ use serde::{Deserialize, Serialize};
 use super::archive::{Archive, ArchiveError};
 use super::digest::HashReader;
 use super::layer::{self, DecodeLimits};
+use crate::sys::chain::chain;
 use crate::sys::dir;
 
 pub const TREE: &str = "fs";
@@ -71,12 +72,7 @@ pub enum UnpackError {
 
 impl UnpackError {
     pub fn failure(&self) -> Failure {
-        let mut error = self.to_string();
-        let mut source = std::error::Error::source(self);
-        while let Some(cause) = source {
-            error = format!("{error}: {cause}");
-            source = cause.source();
-        }
+        let error = chain(self).to_string();
         let errno = match self {
             UnpackError::Confine(e) | UnpackError::Io { source: e, .. } => e.raw_os_error(),
             UnpackError::Stream(_) | UnpackError::Archive(_) | UnpackError::Entry { .. } | UnpackError::TooMany(_) => None,

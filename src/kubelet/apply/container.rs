@@ -7,21 +7,41 @@ use super::pod::{absent_is_fine, remove_tree};
 use super::{Failed, Job};
 use crate::api::pod::Pod;
 use crate::images::{ImageError, PullAuth};
-use crate::kubelet::model::{FailReason, Outcome};
-use crate::kubelet::pull_secret;
+use crate::kubelet::model::{FailReason, Now, Outcome};
 use crate::kubelet::rooms::Rooms;
+use crate::kubelet::{observe, pull_secret};
 use crate::obs::chain;
 use crate::runtime::RuntimeError;
 use crate::store::ids::{ContainerId, PodUid};
+use crate::sys::clock;
 use crate::volumes::model::Contents;
 
-pub(super) fn pull(rooms: &Rooms, job: &Job, reference: &str) -> Result<Outcome, Failed> {
+pub(super) fn pull(
+    rooms: &Rooms,
+    job: &Job,
+    uid: &PodUid,
+    container: &str,
+    reference: &str,
+    delay: i64,
+) -> Result<Outcome, Failed> {
     let auth = match job.pod.as_deref() {
         Some(pod) => pull_secrets(pod, job),
         None => Vec::new(),
     };
-    rooms.images.pull(reference, &auth).map_err(image_failed)?;
-    Ok(Outcome::Done)
+    let pulled = rooms.images.pull(reference, &auth).map_err(image_failed);
+    let kept = match &pulled {
+        Ok(_) => rooms.pulls.succeeded(uid, container),
+        Err(failed) => {
+            let now = Now { boot: clock::boot_nanos(), wall: clock::wall_nanos() };
+            let failure = observe::pull_failure(delay, failed.reason, failed.message.clone(), now);
+            rooms.pulls.failed(uid, container, &failure)
+        }
+    };
+    if let Err(error) = kept {
+        // This agent backs off all the same; the next one asks a little earlier.
+        tracing::warn!(pod = %job.full_name(), container, error = %chain(&error), "a pull's back-off is not kept");
+    }
+    pulled.map(|_| Outcome::Done)
 }
 
 /// imagePullSecrets; one that is missing or cannot be read is left out, as the kubelet does it.

@@ -137,18 +137,17 @@ impl Making<'_> {
         let Making { rooms, job, uid, pod, container, attempt, image, .. } = self;
         let dir = rooms.config.roots.container_dir(attempt.id.as_str());
         let rootfs = Rootfs { lower: image.layers.clone(), upper: dir.join("upper"), work: dir.join("work") };
-        for dir in [&rootfs.upper, &rootfs.work] {
-            fs::create_dir_all(dir).map_err(|e| io_failed(create, "make", dir, e))?;
-        }
         let root = rooms.runtime.prepare_rootfs(uid, &attempt.id, &rootfs).map_err(runtime_failed)?;
         let user = user::resolve(&root, &self.request).map_err(Failed::because(create))?;
         translate::verify_non_root(pod, container, &image.config, &user).map_err(Failed::because(config))?;
-        let localhost_profile = match translate::seccomp_choice(pod, container).map_err(Failed::because(config))? {
-            SeccompChoice::Localhost(profile) => Some(self.localhost_profile(&profile)?),
-            SeccompChoice::Unconfined | SeccompChoice::RuntimeDefault => None,
-        };
+        let localhost_profile =
+            match translate::seccomp_choice(pod, container, rooms.config.seccomp_default).map_err(Failed::because(config))? {
+                SeccompChoice::Localhost(profile) => Some(self.localhost_profile(&profile)?),
+                SeccompChoice::Unconfined | SeccompChoice::RuntimeDefault => None,
+            };
         let hostname = hostname(rooms, pod).map_err(Failed::because(config))?;
-        let mounts = self.mounts(&hostname)?;
+        let mut mounts = self.mounts(&hostname)?;
+        self.add_image_volumes(&mut mounts)?;
         let pins = rooms.runtime.pins(uid).map_err(runtime_failed)?;
         let class = QosClass::of(pod);
         let cgroup = format!("{}/{}", qos::pod_cgroup(&rooms.config.cgroup_parent, class, uid.as_str()), attempt.id);
@@ -163,6 +162,7 @@ impl Making<'_> {
             pins,
             cgroup: cgroup.clone(),
             localhost_profile,
+            seccomp_default: rooms.config.seccomp_default,
             node: rooms.capacity,
             host: rooms.host.clone(),
         })
@@ -236,6 +236,16 @@ impl Making<'_> {
             propagation: Propagation::Private,
         });
         Ok(mounts)
+    }
+
+    /// A writable directory of the container's own wherever its image declares a volume and the pod
+    /// mounts none.
+    fn add_image_volumes(&self, mounts: &mut Vec<MountPlan>) -> Result<(), Made> {
+        for path in translate::image_volumes(&self.image.config, mounts) {
+            let source = self.rooms.runtime.image_volume(self.uid, &self.attempt.id, &path).map_err(runtime_failed)?;
+            mounts.push(MountPlan { source, destination: path, read_only: false, propagation: Propagation::Private });
+        }
+        Ok(())
     }
 
     fn resolv_conf(&self) -> Result<String, Failed> {

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use super::{Failed, Job, journal, spec, stamp};
 use crate::api::pod::{Pod, Protocol};
 use crate::kubelet::model::{FailReason, Finished, Outcome};
+use crate::kubelet::orphans;
 use crate::kubelet::qos::{self, QosClass};
 use crate::kubelet::rooms::Rooms;
 use crate::net::model::{AttachRequest, HostPort, L4};
@@ -68,7 +69,7 @@ pub(super) fn run_sandbox(rooms: &Rooms, job: &Job, uid: &PodUid) -> Result<Outc
         sysctls: sysctls(pod),
         cgroup: qos::pod_cgroup(&rooms.config.cgroup_parent, QosClass::of(pod), uid.as_str()),
         resources: qos::pod_resources(pod, &rooms.capacity),
-        monitor_cgroup: format!("{}/coracle/{uid}", rooms.config.cgroup_parent.trim_end_matches('/')),
+        monitor_cgroup: format!("{}/{uid}", orphans::monitors(&rooms.config.cgroup_parent)),
         shm_size: SHM_SIZE,
     };
     let state = rooms.runtime.run_sandbox(&spec).map_err(Failed::because(FailReason::Sandbox))?;
@@ -137,6 +138,11 @@ pub(super) fn listen(rooms: &Rooms, uid: &PodUid) -> Result<Outcome, Failed> {
     Ok(Outcome::Heard { state: state.map(Box::new) })
 }
 
+pub(super) fn kill_monitor(rooms: &Rooms, uid: &PodUid) -> Result<Outcome, Failed> {
+    rooms.runtime.kill_monitor(uid).map_err(Failed::because(FailReason::Kill))?;
+    Ok(Outcome::Done)
+}
+
 /// The runtime ends what is left of it and writes an exit for whatever has none.
 pub(super) fn inspect(rooms: &Rooms, uid: &PodUid) -> Result<Outcome, Failed> {
     let state = rooms.runtime.sandbox(uid).map_err(Failed::because(FailReason::Kill))?;
@@ -201,6 +207,7 @@ pub(super) fn remove(rooms: &Rooms, job: &Job, uid: &PodUid) -> Result<Outcome, 
     let logs = roots.pod_logs(&job.namespace, &job.name, uid.as_str());
     note(remove_links(&roots.logs.join("containers"), &format!("{}_{}_", job.name, job.namespace), &logs));
     note(remove_tree(&logs));
+    note(rooms.pulls.forget(uid).map_err(Failed::because(FailReason::Mount)));
     if let Some(first) = failures.into_iter().next() {
         return Err(first);
     }

@@ -17,6 +17,9 @@ const MIN_GRACE: i64 = 2;
 const DEFAULT_GRACE: i64 = 30;
 /// A process that survives SIGKILL hangs in the kernel; it is tried again.
 const KILL_AGAIN: i64 = 10 * SECOND;
+/// A monitor of an ending pod that does not answer is waited for this long after the kill: a slow
+/// card may block it.
+const HUNG: i64 = 60 * SECOND;
 
 pub const DEADLINE_REASON: &str = "DeadlineExceeded";
 const DEADLINE_MESSAGE: &str = "Pod was active on the node longer than the specified deadline";
@@ -36,12 +39,14 @@ pub(super) fn plan(uid: &PodUid, state: &PodState, desired: &Desired, now: Now, 
         turn.act(Action::End { uid: uid.clone(), ending });
         return;
     }
+    // Also of a pod that is ending: an exit that was missed would be waited for for ever.
+    if state.unheard && state.sandbox != Sandbox::Dead && turn.step(Step::Listen, Action::Listen { uid: uid.clone() }) {
+        return;
+    }
     match (&state.ending, &state.finished) {
         (Some(ending), _) => turn.end(*ending),
         (None, _) if state.sandbox == Sandbox::Dead => turn.clear_dead(),
-        (None, _) if state.unheard => {
-            turn.step(Step::Listen, Action::Listen { uid: uid.clone() });
-        }
+        (None, _) if state.unheard => {}
         (None, Some(_)) => turn.clean_up(),
         (None, None) if state.admitted_at == 0 => {
             if !desired.stopping {
@@ -156,6 +161,14 @@ impl Turn<'_> {
             }
         }
         let uid = self.uid.clone();
+        let hung = kill_due.saturating_add(HUNG);
+        if self.state.failures.contains_key(&Step::Listen) && matches!(self.state.sandbox, Sandbox::Up { .. }) {
+            if hung <= self.now.boot {
+                self.step(Step::Stop, Action::KillMonitor { uid });
+                return;
+            }
+            self.plan.wake_at(hung);
+        }
         if !kill.is_empty() {
             self.step(Step::Signal, Action::Kill { uid, targets: kill });
             return;
@@ -327,7 +340,8 @@ impl Turn<'_> {
         };
         if pull {
             let (uid, image) = (self.uid.clone(), container.image.clone());
-            self.act(Action::Pull { uid, container: container.name.clone(), attempt: number, image });
+            let delay = state.pull_delay;
+            self.act(Action::Pull { uid, container: container.name.clone(), attempt: number, image, delay });
         }
         !pull
     }

@@ -14,6 +14,7 @@ use crate::api::status::PodStatus;
 use crate::kubelet::model::{Action, Desired, FailReason, Node, Now, Observed, Outcome, SECOND};
 use crate::kubelet::observe;
 use crate::kubelet::plan::{Plan, plan};
+use crate::kubelet::pulls::FailedPulls;
 use crate::kubelet::recover::{self, Found};
 use crate::kubelet::status::render;
 use crate::runtime::model::{ContainerPhase, ContainerState, Pins, RuntimeEvent, SandboxState};
@@ -39,11 +40,14 @@ pub struct World {
     pub unconfigured: BTreeSet<String>,
     /// Signals are ignored.
     pub deaf: bool,
+    /// Monitors do not answer: ends happen, and nobody is told.
+    pub hung: bool,
     pub boot: String,
     pub now: Now,
     /// Actions that were handed out and have not reported.
     pub under_way: Vec<Action>,
     pub log: Vec<String>,
+    pulls: FailedPulls,
     created: BTreeSet<ContainerId>,
     attempts: BTreeSet<(PodUid, i64, String, u32)>,
     boots: u32,
@@ -89,10 +93,12 @@ impl World {
             unstartable: BTreeSet::new(),
             unconfigured: BTreeSet::new(),
             deaf: false,
+            hung: false,
             boot: "boot-0".to_owned(),
             now: Now { boot: 1_000 * SECOND, wall: WALL },
             under_way: Vec::new(),
             log: Vec::new(),
+            pulls: FailedPulls::new(),
             created: BTreeSet::new(),
             attempts: BTreeSet::new(),
             boots: 0,
@@ -221,6 +227,7 @@ impl World {
             attached: self.attached.iter().map(|uid| (uid.clone(), vec!["10.88.0.2".parse().unwrap()])).collect(),
             manifests: self.manifests.clone(),
             boot: self.boot.clone(),
+            pulls: self.pulls.clone(),
         };
         self.observed = recover::recovered(found, self.now);
     }
@@ -228,6 +235,7 @@ impl World {
     /// The machine reboots: the kernel forgets everything, the clock since boot starts anew.
     pub fn reboot(&mut self, seconds_off: i64) {
         self.kernel.clear();
+        self.pulls.clear();
         self.attached.clear();
         self.boots += 1;
         self.boot = format!("boot-{}", self.boots);
@@ -301,6 +309,15 @@ impl World {
                 self.attached.insert(uid.clone());
                 Outcome::Attached { addresses: vec!["10.88.0.2".parse().unwrap()] }
             }
+            Action::Listen { .. } if self.hung => {
+                Outcome::Failed { reason: FailReason::Silent, message: "it does not answer".into() }
+            }
+            Action::Kill { .. } if self.hung => Outcome::Done,
+            Action::KillMonitor { uid } => {
+                let id = uid.to_string();
+                self.monitor_dies(&id);
+                Outcome::Done
+            }
             Action::Listen { uid } => Outcome::Heard { state: self.kernel.get(uid).cloned().map(Box::new) },
             Action::Inspect { uid } => {
                 let containers = self.kernel.get(uid).into_iter().flat_map(|s| &s.containers);
@@ -323,12 +340,19 @@ impl World {
                 self.kernel.remove(uid);
                 Outcome::Done
             }
-            Action::Pull { image, .. } => match &self.registry {
+            Action::Pull { uid, container, image, delay, .. } => match &self.registry {
                 Ok(()) => {
+                    if let Some(pulls) = self.pulls.get_mut(uid) {
+                        pulls.remove(container);
+                    }
                     self.images.insert(image.clone());
                     Outcome::Done
                 }
-                Err((reason, message)) => Outcome::Failed { reason: *reason, message: message.clone() },
+                Err((reason, message)) => {
+                    let failure = observe::pull_failure(*delay, *reason, message.clone(), self.now);
+                    self.pulls.entry(uid.clone()).or_default().insert(container.clone(), failure);
+                    Outcome::Failed { reason: *reason, message: message.clone() }
+                }
             },
             Action::Create { uid, container, attempt } => {
                 let Some(sandbox) = self.kernel.get_mut(uid).filter(|s| s.alive) else {
@@ -443,6 +467,7 @@ impl World {
                 self.kernel.remove(uid);
                 self.attached.remove(uid);
                 self.manifests.remove(uid);
+                self.pulls.remove(uid);
                 self.journal(Record::Removed { uid: uid.clone() });
                 Outcome::Done
             }

@@ -121,6 +121,8 @@ pub enum FailureKind {
     Invalid,
     /// Not now: too many clients, or the agent is stopping.
     Busy,
+    /// Who asks may not: neither root nor the agent's own user.
+    Denied,
     /// It was tried and failed.
     Failed,
     /// exec: the program is not there (127).

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::model::{Answer, Ask, Failure, FailureKind, Request, StreamKind};
-use super::slots::{Doing, Place, Slots};
+use super::slots::{Doing, Place, Slots, busy};
 use super::{Agent, FrameError, MAX_ANSWER, MAX_REQUEST, receive, send};
 use crate::runtime::{ExecParts, ExecProcess};
 use crate::sys::socket;
@@ -21,6 +21,8 @@ use crate::sys::socket;
 const ASK: Duration = Duration::from_secs(5);
 /// How long one write to a client that does not read may take.
 const TAKE: Duration = Duration::from_secs(10);
+/// Milliseconds between two looks at the socket's name.
+const LOOK: u16 = 20_000;
 /// A pull checks certificates and parses manifests on this stack.
 const STACK: usize = 256 * 1024;
 
@@ -57,10 +59,11 @@ impl Server {
         // A client may be gone between poll and accept: accept must not block then.
         listener.set_nonblocking(true).map_err(failed)?;
         let (stop, told) = UnixStream::pair().map_err(failed)?;
+        let at = path.to_owned();
         let thread = Builder::new()
             .name("socket".into())
             .stack_size(64 * 1024)
-            .spawn(move || accept_all(&listener, &told, &agent))
+            .spawn(move || accept_all(listener, &at, &told, &agent))
             .map_err(|source| ServerError::Thread { path: path.to_owned(), source })?;
         Ok(Server { path: path.to_owned(), stop: Some(stop), thread: Some(thread) })
     }
@@ -83,11 +86,24 @@ impl Drop for Server {
     }
 }
 
-fn accept_all(listener: &UnixListener, told: &UnixStream, agent: &Arc<dyn Agent>) {
+fn accept_all(mut listener: UnixListener, path: &Path, told: &UnixStream, agent: &Arc<dyn Agent>) {
     let slots = Arc::new(Slots::default());
     loop {
+        // Somebody took the socket's name away: nobody could ask us anything for ever.
+        if !path.exists() {
+            match socket::listen_private(path).and_then(|new| new.set_nonblocking(true).map(|()| new)) {
+                Ok(new) => {
+                    tracing::warn!(socket = %path.display(), "the local socket was removed: made anew");
+                    listener = new;
+                }
+                // Its directory may be away as well; the next look tries again.
+                Err(error) => {
+                    tracing::warn!(socket = %path.display(), %error, "the local socket was removed and cannot be made anew")
+                }
+            }
+        }
         let mut waits = [PollFd::new(listener.as_fd(), PollFlags::POLLIN), PollFd::new(told.as_fd(), PollFlags::POLLIN)];
-        if let Err(error) = poll(&mut waits, PollTimeout::NONE)
+        if let Err(error) = poll(&mut waits, PollTimeout::from(LOOK))
             && error != nix::Error::EINTR
         {
             tracing::error!(%error, "poll of the local socket failed; it serves nobody any more");
@@ -116,19 +132,25 @@ fn admit(stream: UnixStream, slots: &Arc<Slots>, agent: &Arc<dyn Agent>) {
         Ok(peer) => peer,
         Err(error) => return tracing::warn!(%error, "client of the local socket without credentials: refused"),
     };
-    // The file's mode lets nobody else connect; a descriptor may still have been passed on.
+    // The file's mode lets nobody else connect; it may have been loosened, or a descriptor passed on.
     if peer.uid != 0 && peer.uid != nix::unistd::geteuid().as_raw() {
-        tracing::warn!(uid = peer.uid, pid = peer.pid, "client of the local socket is neither root nor our user: refused");
-        return;
+        let denied = format!("the agent serves root only, not uid {}: run this as root (sudo coracle …)", peer.uid);
+        // It fits in an empty socket's buffer; a client that is gone needs no answer.
+        let _ = answer(&stream, &Answer::Error(Failure::new(FailureKind::Denied, denied)), &[]);
+        // Nobody else's clients write our log full.
+        return tracing::debug!(
+            uid = peer.uid,
+            pid = peer.pid,
+            "client of the local socket is neither root nor our user: refused"
+        );
     }
     let stream = Arc::new(stream);
     if let Err(error) = stream.set_write_timeout(Some(TAKE)) {
         return tracing::warn!(%error, "client of the local socket: could not set its time limit");
     }
     let Some(place) = slots.enter(&stream, Instant::now()) else {
-        let busy = Failure::new(FailureKind::Busy, "too many clients are being served; try again");
         // It fits in an empty socket's buffer; a client that is gone needs no answer.
-        let _ = answer(&stream, &Answer::Error(busy), &[]);
+        let _ = answer(&stream, &busy(), &[]);
         return;
     };
     let agent = Arc::clone(agent);
@@ -206,7 +228,7 @@ fn started(process: ExecProcess) -> (Answer, ExecParts) {
     (Answer::Started { pid: parts.pid, streams }, parts)
 }
 
-fn answer(stream: &UnixStream, answer: &Answer, fds: &[BorrowedFd<'_>]) -> Result<(), FrameError> {
+pub(super) fn answer(stream: &UnixStream, answer: &Answer, fds: &[BorrowedFd<'_>]) -> Result<(), FrameError> {
     let payload = serde_json::to_vec(answer).map_err(|e| FrameError::Io(e.into()))?;
     if payload.len() > MAX_ANSWER {
         return Err(FrameError::TooLong(payload.len(), MAX_ANSWER));

@@ -9,6 +9,8 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::model::{Answer, Failure, FailureKind};
+
 pub const PLACES: usize = 32;
 pub const LONG: usize = 24;
 /// A client that takes an answer slower than this may be put out for another.
@@ -44,6 +46,10 @@ impl Slots {
         if slots.len() >= PLACES {
             let at = pick(slots, now)?;
             let out = slots.remove(at);
+            if out.doing == Doing::Waiting {
+                // It has not asked yet, so it may come again; one that is gone needs no word.
+                let _ = super::serve::answer(&out.socket, &busy(), &[]);
+            }
             // Its thread's read or write ends at once. An error means that it is gone already.
             let _ = out.socket.shutdown(Shutdown::Both);
         }
@@ -51,6 +57,11 @@ impl Slots {
         slots.push(Slot { id: *next, socket: Arc::clone(socket), since: now, doing: Doing::Waiting });
         Some(Place { slots: Arc::clone(self), id: *next })
     }
+}
+
+/// What one hears for whom there is no place: nothing was begun for it.
+pub fn busy() -> Answer {
+    Answer::Error(Failure::new(FailureKind::Busy, "too many clients are being served; try again"))
 }
 
 /// The oldest that waits, else the oldest short one that has lost our patience.

@@ -1,6 +1,9 @@
 //! Names of Kubernetes 1.34 that this version does not act on. Tables; a test holds them against
 //! k8s-openapi, so that none is missing and none is invented.
 
+use crate::api::pod::Pod;
+use crate::kubelet::qos;
+
 /// What becomes of a field that our structs do not have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
@@ -59,6 +62,41 @@ pub fn network_fate(kind: &str, field: &str) -> Fate {
         _ => Fate::Unknown,
     }
 }
+
+/// Fields that our structs have and that this version does not act on, or not there: field, why.
+pub fn unenforced(pod: &Pod) -> Vec<(String, String)> {
+    const NOT_YET: &str = "not honoured by this version";
+    let mut found = Vec::new();
+    let mut tell = |field: String, why: &str| found.push((field, why.to_owned()));
+    for (i, volume) in pod.spec.volumes.iter().enumerate() {
+        let on_disk = volume.empty_dir.as_ref().filter(|e| e.medium != "Memory");
+        if on_disk.is_some_and(|e| e.size_limit.is_some()) {
+            let why = "not enforced on disk: nothing is evicted by this version; medium: Memory is held to it";
+            tell(format!("spec.volumes[{i}].emptyDir.sizeLimit"), why);
+        }
+    }
+    for (list, containers) in [("initContainers", &pod.spec.init_containers), ("containers", &pod.spec.containers)] {
+        for (i, container) in containers.iter().enumerate() {
+            let resources = &container.resources;
+            for (kind, amounts) in [("limits", &resources.limits), ("requests", &resources.requests)] {
+                // A limit is a request by default: told once.
+                let told = kind == "requests" && resources.limits.contains_key(STORAGE);
+                if amounts.contains_key(STORAGE) && !told {
+                    tell(format!("spec.{list}[{i}].resources.{kind}[{STORAGE}]"), NOT_YET);
+                }
+            }
+        }
+    }
+    if pod.spec.priority.is_some() {
+        tell("spec.priority".to_owned(), NOT_YET);
+    }
+    if pod.spec.priority_class_name.as_deref().is_some_and(|c| !c.is_empty() && c != qos::NODE_CRITICAL) {
+        tell("spec.priorityClassName".to_owned(), NOT_YET);
+    }
+    found
+}
+
+const STORAGE: &str = "ephemeral-storage";
 
 /// `spec.containers[0].lifecycle` → (`spec.containers[]`, `lifecycle`).
 fn split(field: &str) -> (String, &str) {

@@ -178,7 +178,7 @@ impl Context<'_> {
         defaults::pod(&mut pod);
         // A refused field is an error of the pod; everything that is wrong is told at once.
         let mut invalid: Vec<(String, String)> = validate::pod(&pod).into_iter().map(|i| (i.field, i.message)).collect();
-        let mut warnings = Vec::new();
+        let mut warnings = self.unenforced(&pod, &tree);
         for Unknown { field, line, .. } in unknown {
             match known::fate(&field) {
                 Fate::Silent => {}
@@ -208,6 +208,16 @@ impl Context<'_> {
             Ok(pod) => out.objects.push(Object { key, document: self.document, line: self.line, body: Body::Pod(pod) }),
             Err(error) => self.refused(Some(key), error, out),
         }
+    }
+
+    /// Fields that are read but do not, or not in this place, what they do elsewhere.
+    fn unenforced(&self, pod: &Pod, tree: &Node) -> Vec<Warning> {
+        let mut found = known::unenforced(pod);
+        if let Some(node) = pod.spec.node_name.as_deref().filter(|n| !n.is_empty() && *n != self.reader.node_name) {
+            let message = format!("this node is {} and runs the pod all the same, not {node}", self.reader.node_name);
+            found.push(("spec.nodeName".to_owned(), message));
+        }
+        found.into_iter().map(|(field, message)| Warning { line: tree.locate(&field).0, field, message }).collect()
     }
 
     fn config_map(&self, tree: Node, out: &mut Contents) {

@@ -8,8 +8,11 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use super::super::model::DeviceRule;
-use super::{CgroupError, Lack, Layout};
-use crate::sys::bpf;
+use super::{CgroupError, Door, Lack, Layout};
+use crate::sys::{bpf, file};
+
+/// v1 only: the threads of a cgroup.
+const TASKS: &str = "tasks";
 
 /// The controllers that we set limits or read counts of.
 const USED: [&str; 3] = ["cpu", "memory", "pids"];
@@ -116,6 +119,28 @@ impl Hierarchy {
             Err(CgroupError::Write { source, .. }) if source.kind() == ErrorKind::NotFound => Ok(()),
             other => other,
         }
+    }
+
+    pub fn join(&self, path: &str) -> Result<(), CgroupError> {
+        let dir = self.dir(path);
+        match write(&dir.join(TASKS), "0") {
+            Err(CgroupError::Write { source, .. }) if source.kind() == ErrorKind::NotFound => {
+                write(&dir.join("cgroup.procs"), "0")
+            }
+            other => other,
+        }
+    }
+
+    pub fn open(&self, path: &str, door: &mut Door) -> Result<(), CgroupError> {
+        let dir = self.dir(path);
+        let fail = |source| CgroupError::Io { operation: "open", path: dir.clone(), source };
+        // v2 has no such file.
+        match fs::OpenOptions::new().write(true).open(dir.join(TASKS)) {
+            Ok(tasks) => door.tasks.push(tasks),
+            Err(e) if e.kind() == ErrorKind::NotFound => door.directory = Some(file::open_dir_path(&dir).map_err(fail)?),
+            Err(e) => return Err(fail(e)),
+        }
+        Ok(())
     }
 
     /// Pids in `path` and below; none when it is absent.

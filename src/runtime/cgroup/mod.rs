@@ -15,6 +15,8 @@ mod hierarchy;
 mod limits;
 mod lookout;
 
+use std::fs::File;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -60,6 +62,15 @@ pub struct Usage {
     pub memory: Option<u64>,
     pub cpu_nanos: Option<u64>,
     pub pids: Option<u64>,
+}
+
+/// See [`Cgroups::door`].
+#[derive(Debug, Default)]
+pub struct Door {
+    /// v1: `tasks` of each hierarchy, for writing: a thread that writes 0 moves itself.
+    pub tasks: Vec<File>,
+    /// v2: the directory, for CLONE_INTO_CGROUP.
+    pub directory: Option<OwnedFd>,
 }
 
 /// The cgroup hierarchies of this host, as far as we may use them. Cheap to clone.
@@ -221,6 +232,23 @@ impl Cgroups {
             hierarchy::write(&hierarchy.dir(path).join("cgroup.procs"), &pid.to_string())?;
         }
         Ok(())
+    }
+
+    /// The cgroup's files, open, for a process that moves itself. (Moving another one, by its pid,
+    /// makes the kernel stop all forks of the machine and wait for a grace period: 5 to 15 ms.)
+    pub fn door(&self, path: &str) -> Result<Door, CgroupError> {
+        self.inside(path)?;
+        let mut door = Door::default();
+        for hierarchy in &self.0.hierarchies {
+            hierarchy.open(path, &mut door)?;
+        }
+        Ok(door)
+    }
+
+    /// Moves this process, which has one thread.
+    pub fn join(&self, path: &str) -> Result<(), CgroupError> {
+        self.inside(path)?;
+        self.0.hierarchies.iter().try_for_each(|hierarchy| hierarchy.join(path))
     }
 
     /// Pids in it and below, in our own pid namespace; empty when it is absent.

@@ -16,12 +16,15 @@ use std::rc::Rc;
 
 use libcontainer::container::Container;
 use libcontainer::container::builder::ContainerBuilder;
+use libcontainer::prepared; // one of our patches: where it is missing, run vendor/fetch
 use libcontainer::syscall::syscall::SyscallType;
 use libcontainer::workload::{Executor, ExecutorError, ExecutorValidationError};
 use nix::errno::Errno;
 use oci_spec::runtime::Spec;
 
 use super::wire::{Failure, Kind};
+use crate::runtime::cgroup::Door;
+use crate::sys::chain::chain;
 
 /// What the container's or process's program gets as its first three descriptors.
 #[derive(Debug, Default)]
@@ -51,6 +54,20 @@ pub fn exec(state: &Path, id: &str, process: &Path, pid_file: &Path, stdio: Stdi
     Ok(pid.as_raw())
 }
 
+/// What a call of this process would otherwise look for, or compute anew.
+pub fn prepare(door: Door, filter: Option<Vec<libc::sock_filter>>) {
+    prepared::cgroups(prepared::Cgroups { tasks: door.tasks, directory: door.directory });
+    if let Some(filter) = filter {
+        prepared::filter(filter);
+    }
+}
+
+/// None where a profile is more than a filter, or cannot be compiled: the call itself says why.
+pub fn compile(profile: &str) -> Option<Vec<libc::sock_filter>> {
+    let profile = serde_json::from_str(profile).ok()?;
+    libcontainer::seccomp::compile(&profile).ok()?
+}
+
 fn builder(state: &Path, id: &str, pid_file: &Path, stdio: Stdio, report: OwnedFd) -> Result<ContainerBuilder, Failure> {
     let builder = ContainerBuilder::new(id.to_owned(), SyscallType::default()).validate_id().map_err(refused)?;
     let builder = builder.with_root_path(state).and_then(|b| b.with_pid_file(Some(pid_file))).map_err(refused)?;
@@ -59,18 +76,8 @@ fn builder(state: &Path, id: &str, pid_file: &Path, stdio: Stdio, report: OwnedF
     Ok(builder)
 }
 
-/// The whole chain of an error in one line, without the parts that repeat what was said.
-fn refused(error: impl Error) -> Failure {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(error) = source {
-        let words = error.to_string();
-        if !text.contains(&words) {
-            text = format!("{text}: {words}");
-        }
-        source = error.source();
-    }
-    Failure::new(Kind::Refused, text)
+fn refused(error: impl Error + 'static) -> Failure {
+    Failure::new(Kind::Refused, chain(&error).to_string())
 }
 
 /// Finds and executes the program as runc does, and tells the monitor through a pipe why it could

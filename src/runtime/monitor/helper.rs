@@ -9,6 +9,7 @@
 //!    └─────────────── parent of all of them (as_sibling) ──────────────┘
 //! ```
 
+use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -16,8 +17,11 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::engine::{self, Stdio};
+use super::filter;
 use super::wire::{Failure, Kind};
-use crate::sys::{failpoint, process, seqpacket};
+use crate::runtime::cgroup::Cgroups;
+use crate::sys::chain::chain;
+use crate::sys::{failpoint, inherit, process, seqpacket};
 
 /// The name of its process, so that what is left of a dead one can be told.
 pub const NAME: &std::ffi::CStr = c"coracle helper";
@@ -37,6 +41,11 @@ pub struct Call {
     pub tty: bool,
     /// Write end of the program's report; not for `Start`.
     pub report: Option<OwnedFd>,
+    pub cgroups: Cgroups,
+    /// The container's own.
+    pub cgroup: String,
+    /// Where compiled filters are kept.
+    pub filters: PathBuf,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -99,7 +108,7 @@ fn child(call: Call, channel: &OwnedFd) -> io::Result<()> {
     let mut keep: Vec<BorrowedFd<'_>> = ends.into_iter().flatten().map(AsFd::as_fd).collect();
     keep.push(channel.as_fd());
     process::close_all_but(&keep)?;
-    process::reset_inherited()?;
+    inherit::reset()?;
     failpoint::hit("runtime.helper.begin")?;
     let (answer, fds) = match run(call) {
         Ok((pid, pty)) => (Answer::Done { pid }, pty),
@@ -111,7 +120,13 @@ fn child(call: Call, channel: &OwnedFd) -> io::Result<()> {
 }
 
 fn run(call: Call) -> Result<(i32, Option<OwnedFd>), Failure> {
-    let Call { verb, id, dir, state, stdin, stdout, stderr, tty, report } = call;
+    let Call { verb, id, dir, state, stdin, stdout, stderr, tty, report, cgroups, cgroup, filters } = call;
+    if verb != Verb::Start {
+        let ring = CString::new(format!("_ses.{id}")).unwrap_or_default();
+        inherit::join_session_keyring(&ring).map_err(|e| Failure::new(Kind::Io, format!("session keyring: {e}")))?;
+        let door = cgroups.door(&cgroup).map_err(|e| Failure::new(Kind::Io, chain(&e).to_string()))?;
+        engine::prepare(door, filter::ready(&filters, &dir));
+    }
     let pid_file = pid_file(&dir, &verb);
     let io = |e: io::Error| Failure::new(Kind::Io, format!("console socket in {}: {e}", dir.display()));
     let console = if tty { Some(Console::open(&dir).map_err(io)?) } else { None };

@@ -6,7 +6,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::PathBuf;
 
 use super::wire::Log;
@@ -74,11 +74,16 @@ pub struct LogWriter {
     lost_ever: u64,
     last_rotation: i64,
     rotated: bool,
+    /// When it was last seen that the file still has its name.
+    looked: i64,
 }
+
+/// A file whose name somebody took away (to make room) is written for nobody: seen this late.
+const LOOK: i64 = 1_000_000_000;
 
 impl LogWriter {
     pub fn new(log: Log) -> LogWriter {
-        LogWriter { log, file: None, size: 0, lost: 0, why: None, lost_ever: 0, last_rotation: 0, rotated: false }
+        LogWriter { log, file: None, size: 0, lost: 0, why: None, lost_ever: 0, last_rotation: 0, rotated: false, looked: 0 }
     }
 
     /// Of a monitor that goes on as another program.
@@ -139,6 +144,7 @@ impl LogWriter {
         if self.size > 0 && self.size + lines.len() as u64 > self.log.max_size {
             self.rotate(at)?;
         }
+        self.look(at)?;
         let before = self.size;
         let file = self.open()?;
         let (written, error) = match file.write(lines) {
@@ -157,6 +163,20 @@ impl LogWriter {
             Err(_) => self.file = None,
         }
         Err(Cut { error, written: whole })
+    }
+
+    fn look(&mut self, at: i64) -> io::Result<()> {
+        // Also where the clock was set back.
+        if (0..LOOK).contains(&(at - self.looked)) {
+            return Ok(());
+        }
+        self.looked = at;
+        if let Some(file) = &self.file
+            && file.metadata()?.nlink() == 0
+        {
+            self.file = None;
+        }
+        Ok(())
     }
 
     fn open(&mut self) -> io::Result<&mut File> {

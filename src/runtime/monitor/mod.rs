@@ -11,6 +11,7 @@ mod attach;
 pub mod client;
 mod container;
 mod engine;
+mod filter;
 mod helper;
 pub mod log_writer;
 mod namespaces;
@@ -75,6 +76,7 @@ pub fn run() -> Result<(), MonitorError> {
     drop(text);
     std::env::set_current_dir("/").map_err(io("leave the run directory"))?;
     let cgroups = Cgroups::detect(&sandbox.cgroup_parent).map_err(MonitorError::Cgroups)?;
+    cgroups.join(&sandbox.monitor_cgroup).map_err(MonitorError::Cgroups)?;
     let listener = seqpacket::listen(dir.as_fd(), SOCKET, 0o600).map_err(io("listen"))?;
     drop(dir);
 

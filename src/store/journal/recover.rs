@@ -7,7 +7,7 @@ use std::io;
 use std::path::PathBuf;
 
 use super::super::error::{StoreError, is_full};
-use super::super::frame::{self, Entry, Next, Scan};
+use super::super::frame::{Entry, Next, Scan};
 use super::super::fs::Fs;
 use super::super::lost;
 use super::{Fold, Found, Journal, Writer};
@@ -28,18 +28,30 @@ impl<F: Fs, S: Fold> Journal<F, S> {
         let len = self.fs.len(&file).map_err(|e| StoreError::io("read", &self.path, e))?;
         let mut unknown = Vec::new();
         let mut scan = Scan::new(&*self.fs, &file, len);
+        let mut first_bad = None;
         let stop = loop {
             match scan.step() {
-                Next::Record(entry) if entry.kind == frame::BASE => {}
+                Next::Record(entry) if entry.is_mark() => {}
                 Next::Record(entry) => {
                     found.records += 1;
                     if !state.apply(&entry) {
                         unknown.push(entry);
                     }
                 }
+                stop @ (Next::Bad | Next::Unreadable(_)) => {
+                    let at = scan.good;
+                    match scan.resync().map_err(|e| StoreError::io("read", &self.path, e))? {
+                        Some(spoilt) => found.spoilt += spoilt,
+                        None => break stop,
+                    }
+                    first_bad.get_or_insert(at);
+                }
                 stop => break stop,
             }
         };
+        if first_bad.is_some() {
+            found.lost.push(self.set_aside()?);
+        }
         found.unknown = unknown.len() as u64;
         let (good, seq) = (scan.good, scan.seq);
         let Some(seq) = seq else {

@@ -102,6 +102,7 @@ pub fn spec(data: &[u8]) {
                 pins: Pins::default(),
                 cgroup: "/kubepods/x".into(),
                 localhost_profile: None,
+                seccomp_default: true,
                 node: NODE,
                 host: host.clone(),
             };

@@ -1,6 +1,10 @@
-//! A node of its own for a test: own directories, instance, bridge, cgroups and addresses, the
-//! shipped binary, an image made on the spot. Dropping it removes all of that, whatever happened.
+//! A node of its own for a test: the shipped binary with own directories, instance and cgroups in
+//! network and mount namespaces that a sleeping process holds, with a boot id that a test can set,
+//! and an image made on the spot. Cgroups and pids are the machine's; an inventory of what carries
+//! the test's names shows what is left of them. Dropping it removes all of that, whatever happened.
 
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -29,54 +33,64 @@ pub fn privileged() -> bool {
 pub struct Node {
     pub dir: tempfile::TempDir,
     pub instance: String,
+    /// Names that it had before.
+    former: Vec<String>,
     pub agent: Option<Child>,
     /// Environment of the next agent that is started.
     pub env: Vec<(&'static str, String)>,
-    cidr: String,
-    /// Pid of a process that holds a mount namespace with another boot id; all runs in there.
-    holder: Option<Child>,
+    /// More arguments of the next agent that is started.
+    pub args: Vec<String>,
+    /// Holds the namespaces in which agent, clients and whatever they reach run.
+    holder: Child,
+    before: BTreeSet<String>,
     _turn: std::sync::MutexGuard<'static, ()>,
 }
 
 impl Node {
-    /// Directories and the image; the agent is started with [`Node::start`].
+    /// Directories, namespaces and the image; the agent is started with [`Node::start`].
     pub fn new() -> Node {
         let turn = ONE_AT_A_TIME.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let n = COUNT.fetch_add(1, Ordering::Relaxed);
-        let pid = std::process::id();
         let dir = tempfile::Builder::new().prefix("coracle-node-").tempdir().unwrap();
         fs::create_dir(dir.path().join("manifests")).unwrap();
-        let node = Node {
+        fs::write(dir.path().join("boot_id"), boot_id(1)).unwrap();
+        let script = format!(
+            "ip link set lo up && mount --bind {} /proc/sys/kernel/random/boot_id && echo ready && exec sleep 100000",
+            dir.path().join("boot_id").display()
+        );
+        let mut holder = Command::new("unshare")
+            .args(["--net", "--mount", "--propagation", "private", "sh", "-c", &script])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut word = [0; 5];
+        std::io::Read::read_exact(holder.stdout.as_mut().unwrap(), &mut word).unwrap();
+        let mut node = Node {
             dir,
-            instance: format!("n{:x}x{n}", pid & 0xf_ffff),
+            instance: format!("n{:x}x{n}", std::process::id() & 0xf_ffff),
+            former: Vec::new(),
             agent: None,
             env: Vec::new(),
-            cidr: format!("10.{}.{}.0/24", 128 + pid % 64, n % 250),
-            holder: None,
+            args: Vec::new(),
+            holder,
+            before: BTreeSet::new(),
             _turn: turn,
         };
         node.make_image();
+        node.before = node.inventory();
         node
     }
 
-    /// Everything below this machine's hand is in a mount namespace where the boot id can be set.
-    pub fn with_own_boot() -> Node {
-        let mut node = Node::new();
-        node.set_boot(1);
-        let script = format!(
-            "mount --make-rprivate / && mount --bind {} /proc/sys/kernel/random/boot_id && echo ready && exec sleep 1000",
-            node.path("boot_id").display()
-        );
-        let mut holder = Command::new("unshare").args(["-m", "sh", "-c", &script]).stdout(Stdio::piped()).spawn().unwrap();
-        let mut word = [0; 5];
-        std::io::Read::read_exact(holder.stdout.as_mut().unwrap(), &mut word).unwrap();
-        node.holder = Some(holder);
-        node
+    /// Another name of the next agent that is started.
+    pub fn rename(&mut self, instance: &str) {
+        self.former.push(std::mem::replace(&mut self.instance, instance.to_owned()));
     }
 
+    /// Another boot id: what is in /run is void from the next start of an agent on.
     pub fn set_boot(&self, n: u32) {
         // In place: the file itself is what is mounted.
-        fs::write(self.path("boot_id"), format!("00000000-0000-4000-8000-{n:012}\n")).unwrap();
+        fs::write(self.path("boot_id"), boot_id(n)).unwrap();
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
@@ -87,21 +101,23 @@ impl Node {
         self.path("root")
     }
 
+    /// A path of the node, also of what is mounted in its namespace, as this process reaches it.
+    pub fn seen(&self, path: &Path) -> PathBuf {
+        Path::new(&format!("/proc/{}/root", self.holder.id())).join(path.strip_prefix("/").unwrap())
+    }
+
     fn make_image(&self) {
         let recipe = Path::new(env!("CARGO_MANIFEST_DIR")).join("images/busybox");
         let out = Command::new(recipe).arg(self.path("busybox.tar")).output().unwrap();
         assert!(out.status.success(), "image recipe: {}", String::from_utf8_lossy(&out.stderr));
     }
 
-    fn command(&self, program: &str) -> Command {
-        match &self.holder {
-            None => Command::new(program),
-            Some(holder) => {
-                let mut command = Command::new("nsenter");
-                command.args(["-t", &holder.id().to_string(), "-m", "--", program]);
-                command
-            }
-        }
+    /// A command inside the node's namespaces. nsenter execs it without a fork: the pid is the
+    /// child's own.
+    pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
+        let mut command = Command::new("nsenter");
+        command.args(["-t", &self.holder.id().to_string(), "-n", "-m", "--"]).arg(program).stdin(Stdio::null());
+        command
     }
 
     /// Starts the agent and waits until its socket answers.
@@ -117,7 +133,8 @@ impl Node {
         let log = fs::OpenOptions::new().create(true).append(true).open(self.path("agent.log")).unwrap();
         let mut command = self.command(CORACLE);
         command.args(["agent", "--log-level", "debug", "--node-name", "testnode", "--node-ip", "192.0.2.7"]);
-        command.args(["--pod-cidr", &self.cidr, "--instance", &self.instance, "--stop-grace", "5"]);
+        command.args(["--pod-cidr", "10.231.0.0/16", "--instance", &self.instance, "--stop-grace", "5"]);
+        command.args(&self.args);
         command.envs(self.env.iter().map(|(name, value)| (name, value)));
         command.arg("--manifests").arg(self.path("manifests")).arg("--root").arg(self.root());
         self.agent = Some(command.stdin(Stdio::null()).stderr(log).spawn().unwrap());
@@ -173,10 +190,19 @@ impl Node {
         fs::remove_file(self.path("manifests").join(file)).unwrap();
     }
 
-    pub fn pod(&self, name: &str) -> Option<Value> {
-        let out = self.cli(&["pods", "-o", "json"]);
+    /// None: no answer.
+    fn list(&self) -> Option<Vec<Value>> {
+        let out = self.cli(&["pods", "-A", "-o", "json"]);
         let list: Value = serde_json::from_slice(&out.stdout).ok()?;
-        list["items"].as_array()?.iter().find(|p| p["metadata"]["name"] == name).cloned()
+        list["items"].as_array().cloned()
+    }
+
+    pub fn pods(&self) -> Vec<Value> {
+        self.list().unwrap_or_else(|| panic!("the agent does not list its pods\n{}", self.log_tail()))
+    }
+
+    pub fn pod(&self, name: &str) -> Option<Value> {
+        self.list()?.into_iter().find(|p| p["metadata"]["name"] == name)
     }
 
     pub fn status(&self, name: &str) -> Value {
@@ -266,6 +292,10 @@ impl Node {
         pids
     }
 
+    fn names(&self) -> impl Iterator<Item = &String> {
+        self.former.iter().chain([&self.instance])
+    }
+
     /// Every cgroup of this instance, in every hierarchy, deepest first.
     fn cgroups(&self) -> Vec<PathBuf> {
         fn walk(dir: &Path, into: &mut Vec<PathBuf>) {
@@ -280,8 +310,7 @@ impl Node {
         let base = Path::new("/sys/fs/cgroup");
         let mut tops = vec![base.to_owned()];
         tops.extend(fs::read_dir(base).into_iter().flatten().flatten().map(|e| e.path()));
-        for top in tops {
-            let ours = top.join(&self.instance);
+        for ours in tops.iter().flat_map(|top| self.names().map(|name| top.join(name))) {
             if ours.is_dir() && !ours.is_symlink() {
                 walk(&ours, &mut found);
             }
@@ -289,15 +318,41 @@ impl Node {
         found
     }
 
-    /// Mounts below our directory, in our mount namespace.
+    /// Mounts below our directory, in the node's mount namespace.
     pub fn mounts(&self) -> Vec<String> {
-        let file = match &self.holder {
-            Some(holder) => format!("/proc/{}/mountinfo", holder.id()),
-            None => "/proc/self/mountinfo".to_owned(),
-        };
-        let prefix = self.dir.path().to_str().unwrap().to_owned();
-        let text = fs::read_to_string(file).unwrap();
-        text.lines().filter_map(|l| l.split(' ').nth(4)).filter(|m| m.starts_with(&prefix)).map(str::to_owned).collect()
+        let prefix = self.dir.path().to_str().unwrap();
+        let text = fs::read_to_string(format!("/proc/{}/mountinfo", self.holder.id())).unwrap();
+        text.lines().filter_map(|l| l.split(' ').nth(4)).filter(|m| m.starts_with(prefix)).map(str::to_owned).collect()
+    }
+
+    /// What is there now and was not there before anything ran: links, mounts, cgroups, tables and
+    /// processes.
+    pub fn left_over(&self) -> Vec<String> {
+        self.inventory().difference(&self.before).cloned().collect()
+    }
+
+    fn inventory(&self) -> BTreeSet<String> {
+        let lines = |command: &mut Command| String::from_utf8(command.output().unwrap().stdout).unwrap();
+        let mut found = BTreeSet::new();
+        for line in lines(self.command("ip").args(["-o", "link"])).lines() {
+            found.insert(format!("link {}", line.split(": ").nth(1).unwrap_or(line)));
+        }
+        for line in lines(self.command("nft").args(["list", "tables"])).lines() {
+            found.insert(format!("nft {line}"));
+        }
+        found.extend(self.mounts().into_iter().map(|mount| format!("mount {mount}")));
+        found.extend(self.cgroups().into_iter().map(|dir| format!("cgroup {}", dir.display())));
+        let namespace = |pid: u32| fs::read_link(format!("/proc/{pid}/ns/mnt")).ok();
+        let own = namespace(self.holder.id());
+        for entry in fs::read_dir("/proc").unwrap().flatten() {
+            let Ok(pid) = entry.file_name().to_string_lossy().parse::<u32>() else { continue };
+            let alive = fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|s| !s.contains(") Z "));
+            let words = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            if alive && pid != self.holder.id() && own.is_some() && namespace(pid) == own {
+                found.insert(format!("process {}", String::from_utf8_lossy(&words).replace('\0', " ")));
+            }
+        }
+        found
     }
 
     pub fn log_tail(&self) -> String {
@@ -312,9 +367,7 @@ impl Node {
             self.kill_agent();
         }
         self.kill_all();
-        let mut mounts = self.mounts();
-        mounts.retain(|m| !m.ends_with("boot_id"));
-        for mount in mounts.iter().rev() {
+        for mount in self.mounts().iter().rev() {
             let out = self.command("umount").args(["-l", mount]).output().unwrap();
             assert!(out.status.success() || !self.mounts().contains(mount), "{}", String::from_utf8_lossy(&out.stderr));
         }
@@ -339,9 +392,9 @@ impl Node {
 
     fn remove_network(&self) {
         // What is not there cannot be removed, and that is fine.
-        let _ = Command::new("ip").args(["link", "del", &format!("{}0", self.instance)]).stderr(Stdio::null()).status();
+        let _ = self.command("ip").args(["link", "del", &format!("{}0", self.instance)]).stderr(Stdio::null()).status();
         for family in ["ip", "ip6", "inet"] {
-            let _ = Command::new("nft").args(["delete", "table", family, &self.instance]).stderr(Stdio::null()).status();
+            let _ = self.command("nft").args(["delete", "table", family, &self.instance]).stderr(Stdio::null()).status();
         }
     }
 
@@ -369,13 +422,15 @@ impl Drop for Node {
         for mount in self.mounts().iter().rev() {
             let _ = self.command("umount").args(["-l", mount]).stderr(Stdio::null()).status();
         }
-        self.remove_network();
         self.remove_cgroups();
-        if let Some(mut holder) = self.holder.take() {
-            let _ = holder.kill();
-            let _ = holder.wait();
-        }
+        // Links, tables and what mounts are left go with the namespaces.
+        let _ = self.holder.kill();
+        let _ = self.holder.wait();
     }
+}
+
+fn boot_id(n: u32) -> String {
+    format!("00000000-0000-4000-8000-{n:012}\n")
 }
 
 pub fn container(status: &Value, name: &str) -> Value {

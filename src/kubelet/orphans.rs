@@ -1,0 +1,57 @@
+//! Pods of ours that live in the kernel and that no run directory knows: somebody emptied `/run`
+//! under a dead agent. Nobody can reach them any more (their socket, pins and exits are gone), so a
+//! start ends them; the pods themselves run again from the store.
+//!
+//! Invariant: only what lies below our own monitors' cgroup names an orphan. `kubepods` alone does
+//! not: another node's pods may be there.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use crate::runtime::cgroup::{CgroupError, Cgroups};
+
+/// Killed processes are waited for this long, all together.
+const ENDING: Duration = Duration::from_secs(15);
+
+/// Where the monitors' cgroups are.
+pub fn monitors(parent: &str) -> String {
+    format!("{}/coracle", parent.trim_end_matches('/'))
+}
+
+/// Ends every pod that has a monitor's cgroup and is not among `known`; returns their uids.
+pub fn end(cgroups: &Cgroups, parent: &str, known: &BTreeSet<&str>) -> Result<Vec<String>, CgroupError> {
+    let mut ended = Vec::new();
+    let deadline = Instant::now() + ENDING;
+    for monitor in cgroups.children(&monitors(parent))? {
+        let Some((_, uid)) = monitor.rsplit_once('/') else { continue };
+        if known.contains(uid) {
+            continue;
+        }
+        let pod = format!("/pod{uid}");
+        let kubepods = format!("{}/kubepods", parent.trim_end_matches('/'));
+        let mut paths = vec![monitor.clone()];
+        for class in ["", "/burstable", "/besteffort"] {
+            let path = format!("{kubepods}{class}{pod}");
+            if cgroups.exists(&path)? {
+                paths.push(path);
+            }
+        }
+        // The monitor last: while it lives its containers' ends are seen and logged.
+        for path in paths.iter().rev() {
+            end_all(cgroups, path, deadline)?;
+            cgroups.remove(path)?;
+        }
+        ended.push(uid.to_owned());
+    }
+    Ok(ended)
+}
+
+fn end_all(cgroups: &Cgroups, path: &str, deadline: Instant) -> Result<(), CgroupError> {
+    loop {
+        cgroups.kill(path)?;
+        if cgroups.pids(path)?.is_empty() || Instant::now() > deadline {
+            return Ok(());
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
