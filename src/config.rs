@@ -15,13 +15,15 @@ pub struct Config {
     pub roots: Roots,
     /// Names bridge `<instance>0`, the nftables tables and, where it is not the default, the cgroup.
     pub instance: String,
-    /// Where Pods, ConfigMaps and Secrets are read from. None: only what is stored runs on.
+    /// Where Pods, Services and the rest are read from. None: only what is stored runs on.
     pub manifests: Option<PathBuf>,
     pub node_name: String,
     /// Empty: the address of the interface of the default route.
     pub node_ips: Vec<IpAddr>,
     /// `address/prefix`, one a family at most.
     pub pod_cidrs: Vec<String>,
+    /// `address/prefix` of the ClusterIPs, one a family at most; the first one's family is the default.
+    pub service_cidrs: Vec<String>,
     /// None: the smallest MTU among the links of the default routes.
     pub mtu: Option<u32>,
     /// The delegated cgroup below which all of ours lie.
@@ -56,6 +58,7 @@ impl Config {
             manifests: None,
             node_name: String::new(),
             node_ips: Vec::new(),
+            service_cidrs: vec!["10.96.0.0/16".to_owned(), "fd88:96::/112".to_owned()],
             pod_cidrs: vec!["10.88.0.0/16".to_owned(), "fd88:88::/64".to_owned()],
             mtu: None,
             registries: None,

@@ -42,6 +42,7 @@ const PURE: &[&str] = &[
     "proxy/model.rs",
     "proxy/service/",
     "proxy/alone/",
+    "kubelet/services/env.rs",
     "proxy/table/",
     "images/reference.rs",
     "images/manifest.rs",

@@ -471,3 +471,84 @@ fn restart_is_quick_and_idle_is_idle() {
     assert_eq!(written_later, written, "an idle agent writes");
     assert!(ticks_later - ticks <= 5, "{} ticks in 10 s", ticks_later - ticks);
 }
+
+const SERVICES: &str = "apiVersion: v1
+kind: Service
+metadata: {name: web}
+spec: {type: NodePort, selector: {app: web}, ports: [{name: http, port: 80, targetPort: www}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: far}
+spec: {ports: [{port: 5432}]}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: far-1, labels: {kubernetes.io/service-name: far}}
+addressType: IPv4
+endpoints: [{addresses: [198.51.100.7]}]
+ports: [{port: 5433}]
+";
+
+#[test]
+fn services_have_addresses_endpoints_and_variables_that_outlive_the_agent() {
+    if !privileged() {
+        return;
+    }
+    let mut node = Node::running();
+    node.put("services.yaml", SERVICES);
+    let services =
+        |node: &Node| -> Vec<serde_json::Value> { serde_json::from_str(&node.ok(&["services", "-o", "json"])).unwrap() };
+    node.wait("both Services", 10, |n| services(n).len() == 2);
+    let before = services(&node);
+    let (far, web) = (&before[0], &before[1]);
+    assert_eq!((far["name"].as_str(), web["name"].as_str()), (Some("far"), Some("web")));
+    assert_eq!(far["ports"][0]["endpoints"], serde_json::json!(["198.51.100.7:5433"]));
+    let ip = web["clusterIPs"][0].as_str().unwrap().to_owned();
+    assert!(ip.starts_with("10.96.") && web["ports"][0]["nodePort"].as_i64().unwrap() >= 30_086, "{web}");
+    assert_eq!(web["ports"][0]["endpoints"], serde_json::json!([]));
+
+    // A pod is an endpoint from the moment it is ready, and finds the Services in its environment.
+    let yaml = pod("web", "Always", &[], &[("c", "env | sort; trap 'exit 0' TERM; while :; do sleep 0.1; done")], "");
+    let yaml = yaml
+        .replace("name: web", "name: web, labels: {app: web}")
+        .replace("command: [sh", "ports: [{name: www, containerPort: 8080}], command: [sh");
+    node.put("web.yaml", &yaml);
+    let status = node.wait_ready("web");
+    let endpoint = serde_json::json!([format!("{}:8080", status["podIP"].as_str().unwrap())]);
+    node.wait("the pod is an endpoint", 5, |n| services(n)[1]["ports"][0]["endpoints"] == endpoint);
+    node.wait("its log", 10, |n| n.ok(&["logs", "web"]).contains("WEB_SERVICE_HOST"));
+    let log = node.ok(&["logs", "web"]);
+    for line in [
+        format!("WEB_SERVICE_HOST={ip}"),
+        "WEB_SERVICE_PORT_HTTP=80".into(),
+        format!("WEB_PORT_80_TCP=tcp://{ip}:80"),
+        "FAR_SERVICE_PORT=5432".into(),
+    ] {
+        assert!(log.lines().any(|l| l == line), "{line}\n{log}");
+    }
+    assert!(!log.contains("KUBERNETES_"), "{log}");
+    assert!(node.ok(&["services"]).contains("NodePort"));
+
+    // The agent dies; a file that breaks meanwhile keeps what it had, another's wish comes too late.
+    let with_pod = services(&node);
+    node.kill_agent();
+    node.put("services.yaml", "apiVersion: v1\nkind: Service\nmetadata: {name: web\n");
+    node.put(
+        "0.yaml",
+        &format!("apiVersion: v1\nkind: Service\nmetadata: {{name: aaa}}\nspec: {{clusterIP: {ip}, ports: [{{port: 80}}]}}\n"),
+    );
+    node.start();
+    node.wait("the third Service", 10, |n| services(n).len() == 3);
+    let after = services(&node);
+    assert_eq!(&after[1..], &with_pod[..]);
+    assert_eq!(after[0]["clusterIPs"], serde_json::json!([]));
+    assert!(after[0]["skipped"][0].as_str().unwrap().contains("belongs to Service default/web"), "{}", after[0]);
+    assert!(node.ok(&["services"]).contains("belongs to Service default/web"));
+
+    node.take_away("web.yaml");
+    node.wait("no endpoint is left", 20, |n| services(n)[2]["ports"][0]["endpoints"] == serde_json::json!([]));
+    node.take_away("services.yaml");
+    node.take_away("0.yaml");
+    node.wait("no Service is left", 10, |n| services(n).is_empty());
+}

@@ -60,6 +60,8 @@ pub struct PodSpec {
     #[serde(deserialize_with = "null_default", skip_serializing_if = "Vec::is_empty")]
     pub image_pull_secrets: Vec<LocalObjectReference>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    pub enable_service_links: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub priority_class_name: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub priority: Option<i32>,

@@ -20,7 +20,7 @@ const MANIFESTS: Flag = Flag {
     long: "manifests",
     short: None,
     value: Some("DIR"),
-    help: "run every Pod of the YAML and JSON files in DIR (also ConfigMaps and Secrets); required",
+    help: "run every Pod of the YAML and JSON files in DIR (also ConfigMaps, Secrets, Services and policies); required",
 };
 const NODE_NAME: Flag = Flag {
     long: "node-name",
@@ -39,6 +39,12 @@ const POD_CIDR: Flag = Flag {
     short: None,
     value: Some("CIDR"),
     help: "range of the pods' addresses; once a family (default: 10.88.0.0/16 and fd88:88::/64)",
+};
+const SERVICE_CIDR: Flag = Flag {
+    long: "service-cidr",
+    short: None,
+    value: Some("CIDR"),
+    help: "range of the Services' ClusterIPs; once a family (default: 10.96.0.0/16 and fd88:96::/112)",
 };
 const MTU: Flag = Flag {
     long: "mtu",
@@ -102,6 +108,7 @@ pub const VERB: Verb = Verb {
         &NODE_NAME,
         &NODE_IP,
         &POD_CIDR,
+        &SERVICE_CIDR,
         &MTU,
         &CGROUP_PARENT,
         &REGISTRIES,
@@ -156,6 +163,10 @@ pub fn config(given: &Given) -> Result<Config, CliError> {
     let cidrs = given.all(&POD_CIDR)?;
     if !cidrs.is_empty() {
         config.pod_cidrs = cidrs.into_iter().filter(|text| !text.is_empty()).map(str::to_owned).collect();
+    }
+    let cidrs = given.all(&SERVICE_CIDR)?;
+    if !cidrs.is_empty() {
+        config.service_cidrs = cidrs.into_iter().filter(|text| !text.is_empty()).map(str::to_owned).collect();
     }
     config.mtu = given.parse(&MTU, "a number of bytes")?;
     if let Some(parent) = given.text(&CGROUP_PARENT)? {

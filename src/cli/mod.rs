@@ -21,6 +21,7 @@ mod pod;
 mod pod_row;
 mod pods;
 mod runtime;
+mod services;
 mod stop_all;
 mod table;
 mod uninstall;
@@ -40,6 +41,7 @@ pub const VERBS: &[&Verb] = &[
     &pods::VERB,
     &logs::VERB,
     &exec::VERB,
+    &services::VERB,
     &images::IMAGES,
     &images::PULL,
     &images::IMPORT,

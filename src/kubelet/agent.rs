@@ -22,11 +22,13 @@ use super::observe;
 use super::plan;
 use super::recover;
 use super::rooms::{self, OpenError, Rooms, Start};
+use super::services::{self, Services};
 use super::source::{DesiredPod, Source, SourceConfig, SourceError, SourceUpdate};
 use super::views;
 use super::worker::Pool;
 use crate::config::Config;
 use crate::obs::notify::Notifier;
+use crate::proxy::alone::Memory;
 use crate::runtime::model::RuntimeEvent;
 use crate::store::ids::{ContainerId, PodUid};
 use crate::sys::clock;
@@ -42,6 +44,10 @@ pub enum Message {
     /// Pods that had a network and have lost their link.
     Severed(Vec<String>),
     Request(Request),
+    /// Addresses of Services were written to the disk; `failed`: those that could not be.
+    Saved {
+        failed: Option<Memory>,
+    },
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -77,7 +83,7 @@ impl Agent {
         let events = sender.clone();
         let runtime_events = rooms::forward("runtime-events", move |event| events.send(Message::Runtime(event)).is_ok())
             .map_err(AgentError::Thread)?;
-        let Start { rooms, found, known } = rooms::open(config, runtime_events)?;
+        let Start { rooms, found, known, addresses } = rooms::open(config, runtime_events)?;
         let now = now();
         let node = Node {
             name: rooms.config.node_name.clone(),
@@ -89,7 +95,11 @@ impl Agent {
         let desired = Desired { stop_grace: rooms.config.stop_grace, node, ..Desired::default() };
         let observed = recover::recovered(found, now);
         let rooms = Arc::new(rooms);
+        let services = Services::new(rooms.facts.clone(), rooms.service_ranges.clone(), addresses);
         let planner = Planner {
+            services,
+            unsaved: None,
+            saving: false,
             rooms: Arc::clone(&rooms),
             desired,
             observed,
@@ -203,6 +213,10 @@ struct Planner {
     sender: Sender<Message>,
     /// Who waits for the end of all pods.
     stopping: Vec<Sender<StopReport>>,
+    services: Services,
+    /// Addresses of Services that are not on the disk yet.
+    unsaved: Option<Memory>,
+    saving: bool,
     /// Wall time.
     started: i64,
     swept: bool,
@@ -262,6 +276,14 @@ impl Planner {
                 observe::reported(&mut self.observed, &action, outcome, now());
             }
             Message::Severed(pods) => observe::severed(&mut self.observed, &pods),
+            Message::Saved { failed } => {
+                self.saving = false;
+                match failed {
+                    // Again with the next change, or when the planner tends.
+                    Some(addresses) => self.unsaved = self.unsaved.take().or(Some(addresses)),
+                    None => self.save(),
+                }
+            }
             Message::Request(Request::Quit) => return false,
             Message::Request(request) => self.request(request),
         }
@@ -274,6 +296,10 @@ impl Planner {
         if !Arc::ptr_eq(&self.update.configs, &update.configs) {
             self.desired.configs += 1;
             observe::configs_changed(&mut self.observed);
+        }
+        if let Some(addresses) = self.services.objects(&update.network) {
+            self.unsaved = Some(addresses);
+            self.save();
         }
         self.desired.complete = update.complete;
         self.update = update;
@@ -301,6 +327,9 @@ impl Planner {
                 let views = views::pods(&self.rooms.config.roots, &self.desired, &self.observed, &self.sources, &filter, now());
                 // Who asked may have gone meanwhile; here and below.
                 let _ = reply.send(views);
+            }
+            Request::Services { reply } => {
+                let _ = reply.send(self.services.views());
             }
             Request::Problems { reply } => {
                 let _ = reply.send(self.update.problems.clone());
@@ -334,6 +363,7 @@ impl Planner {
                 break plan.wake;
             }
         };
+        self.services.pods(services::pods(&self.desired, &self.observed));
         self.answer_stops();
         self.sweep();
         wake
@@ -382,8 +412,30 @@ impl Planner {
             configs: Arc::clone(&self.update.configs),
             addresses,
             attempts,
+            services: match (&action, state.pod.as_deref()) {
+                (Action::Create { .. }, Some(pod)) => services::env::of(pod, self.services.services()),
+                _ => Vec::new(),
+            },
             action,
         })
+    }
+
+    /// One write at a time, of the newest.
+    fn save(&mut self) {
+        if self.saving {
+            return;
+        }
+        let Some(addresses) = self.unsaved.take() else { return };
+        self.saving = true;
+        let (rooms, sender) = (Arc::clone(&self.rooms), self.sender.clone());
+        self.workers.submit(move || {
+            let saved = rooms.save_addresses(&addresses);
+            if let Err(error) = &saved {
+                tracing::warn!(error = %crate::obs::chain(error), "addresses of Services are not stored yet");
+            }
+            // A planner that has left reads what is stored at the next start.
+            let _ = sender.send(Message::Saved { failed: saved.is_err().then_some(addresses) });
+        });
     }
 
     fn answer_stops(&mut self) {
@@ -424,6 +476,7 @@ impl Planner {
         }
         self.tended = now;
         observe::listen_again(&mut self.observed);
+        self.save();
         let (rooms, sender) = (Arc::clone(&self.rooms), self.sender.clone());
         self.workers.submit(move || {
             match rooms.net.severed() {

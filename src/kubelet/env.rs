@@ -1,6 +1,6 @@
 //! A container's environment, command and arguments, as the kubelet makes them. Pure.
 //!
-//! envFrom first, then env, a later name wins; `$(NAME)` in values, command and args stands for
+//! Services first, then envFrom, then env; a later name wins: `$(NAME)` in values, command and args stands for
 //! what was defined before, `$$` for `$`, an unknown name for itself. What a ConfigMap or Secret
 //! lacks is an error with the kubelet's words (CreateContainerConfigError) unless it is optional.
 //! kubernetes/pkg/kubelet/kubelet_pods.go, third_party/forked/golang/expansion.
@@ -25,6 +25,8 @@ pub struct Facts {
     pub allocatable_milli_cpu: i64,
     pub allocatable_memory: i64,
     pub allocatable_storage: i64,
+    /// Of Services; anything that the container names itself goes before them.
+    pub services: Vec<(String, String)>,
 }
 
 /// Command and args are empty where the image's own apply.
@@ -75,7 +77,7 @@ struct Scope<'a> {
 
 pub fn resolve(pod: &Pod, container: &Container, facts: &Facts, contents: &dyn Contents) -> Result<Resolved, EnvError> {
     let scope = Scope { pod, container, facts, contents };
-    let mut env = BTreeMap::new();
+    let mut env: BTreeMap<String, String> = facts.services.iter().cloned().collect();
     let mut warnings = Vec::new();
     for from in &container.env_from {
         scope.whole(from, &mut env, &mut warnings)?;

@@ -38,6 +38,7 @@ fn resolved(container: &str) -> Result<Resolved, EnvError> {
         allocatable_milli_cpu: 3900,
         allocatable_memory: 1 << 30,
         allocatable_storage: 7,
+        services: Vec::new(),
     };
     resolve(&pod, &pod.spec.containers[1], &facts, &objects())
 }
@@ -146,4 +147,16 @@ fn expansion_is_that_of_kubernetes() {
     ] {
         assert_eq!(expand(input, &env), wanted, "{input}");
     }
+}
+
+#[test]
+fn services_come_first_and_anything_else_goes_before_them() {
+    let text = "metadata: {name: p}\nspec:\n  containers:\n  - {name: c, command: [$(WEB_SERVICE_HOST)], env: [{name: URL, value: 'http://$(WEB_SERVICE_HOST)'}, {name: WEB_SERVICE_PORT, value: '1'}]}\n";
+    let (pod, _) = documents(text.as_bytes(), Limits::default()).next().unwrap().unwrap().read::<Pod>().unwrap();
+    let services = [("WEB_SERVICE_HOST", "10.96.0.9"), ("WEB_SERVICE_PORT", "80")].map(|(k, v)| (k.to_owned(), v.to_owned()));
+    let facts = Facts { services: services.to_vec(), ..Facts::default() };
+    let resolved = resolve(&pod, &pod.spec.containers[0], &facts, &objects()).unwrap();
+    let env: Vec<String> = resolved.env.iter().map(|(k, v)| format!("{k}={v}")).collect();
+    assert_eq!(env, ["URL=http://10.96.0.9", "WEB_SERVICE_HOST=10.96.0.9", "WEB_SERVICE_PORT=1"]);
+    assert_eq!(resolved.command, ["10.96.0.9"]);
 }

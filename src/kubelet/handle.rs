@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
+use super::services::view::ServiceView;
 use super::source::{Origin, Problem, Warning};
 use crate::api::status::PodStatus;
 use crate::store::StoreError;
@@ -29,6 +30,9 @@ pub enum Request {
     },
     Problems {
         reply: Sender<Vec<Problem>>,
+    },
+    Services {
+        reply: Sender<Vec<ServiceView>>,
     },
     /// End all pods now, within that many seconds each; answers when they have ended.
     StopAll {
@@ -145,6 +149,11 @@ impl AgentHandle {
     /// What is wrong in the manifests directory.
     pub fn problems(&self) -> Result<Vec<Problem>, AskError> {
         self.ask(|reply| Request::Problems { reply })
+    }
+
+    /// Every Service as it is served, by namespace and name.
+    pub fn services(&self) -> Result<Vec<ServiceView>, AskError> {
+        self.ask(|reply| Request::Services { reply })
     }
 
     pub fn images_in_use(&self) -> Result<Vec<String>, AskError> {

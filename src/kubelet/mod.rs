@@ -19,6 +19,7 @@ pub mod recover;
 pub mod remembered;
 pub mod rooms;
 pub mod server;
+pub mod services;
 pub mod source;
 pub mod status;
 pub mod translate;

@@ -21,7 +21,9 @@ use crate::config::Config;
 use crate::images::model::RegistryConfig;
 use crate::images::{ImageError, Images, ImagesConfig};
 use crate::net::Net;
-use crate::net::model::{NetConfig, NetError};
+use crate::net::model::{Cidr, NetConfig, NetError};
+use crate::proxy::alone::{self, Memory};
+use crate::proxy::model::{NodeFacts, NodePortAddresses};
 use crate::runtime::cgroup::{CgroupError, Cgroups};
 use crate::runtime::model::RuntimeEvent;
 use crate::runtime::spec::HostFacts;
@@ -49,8 +51,22 @@ pub struct Rooms {
     pub host: HostFacts,
     pub capacity: NodeCapacity,
     pub node_ips: Vec<IpAddr>,
+    pub facts: NodeFacts,
+    /// One a family at most; the first one's family is the default.
+    pub service_ranges: Vec<Cidr>,
     _instance: InstanceLock,
 }
+
+impl Rooms {
+    /// What Services were given: the next start gives them the same.
+    pub fn save_addresses(&self, addresses: &Memory) -> Result<(), StoreError> {
+        // Names and numbers: they always have a form in JSON.
+        let bytes = serde_json::to_vec(addresses).unwrap_or_default();
+        crate::store::atomic::write(&self.config.roots.state.join(ADDRESSES), &bytes, 0o600)
+    }
+}
+
+const ADDRESSES: &str = "services.json";
 
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
@@ -64,6 +80,8 @@ pub enum OpenError {
     Cidr(#[from] crate::net::model::BadRange),
     #[error("start")]
     Instance(#[from] InstanceError),
+    #[error("--service-cidr")]
+    ServiceCidr(#[from] alone::BadServiceRange),
     #[error("open the store")]
     Store(#[from] StoreError),
     #[error("open the runtime")]
@@ -85,9 +103,12 @@ pub struct Start {
     pub rooms: Rooms,
     pub found: Found,
     pub known: Vec<DesiredPod>,
+    /// Of Services, as they were stored.
+    pub addresses: Memory,
 }
 
 pub fn open(config: Config, events: Sender<RuntimeEvent>) -> Result<Start, OpenError> {
+    let service_ranges = alone::service_ranges(&config.service_cidrs, &config.pod_cidrs)?;
     for dir in [&config.roots.run, &config.roots.state, &config.roots.kubelet, &config.roots.logs] {
         std::fs::create_dir_all(dir).map_err(|source| OpenError::Dir { path: dir.clone(), source })?;
     }
@@ -133,7 +154,8 @@ pub fn open(config: Config, events: Sender<RuntimeEvent>) -> Result<Start, OpenE
         tracing::warn!(pods = ?orphans, "processes of pods that nobody could reach any more were ended: their run directories are gone");
     }
     let cidrs = config.pod_cidrs.iter().map(|text| crate::net::model::pod_range(text)).collect::<Result<Vec<_>, _>>()?;
-    let net_config = NetConfig { instance: config.instance.clone(), cidrs, run: config.roots.run.clone(), mtu: config.mtu };
+    let net_config =
+        NetConfig { instance: config.instance.clone(), cidrs: cidrs.clone(), run: config.roots.run.clone(), mtu: config.mtu };
     let net = Net::open(net_config, Arc::clone(&effects))?;
     // Before, so that what lives has a bridge; and after, since more may have been found to live.
     // A host without a bridge still runs hostNetwork pods; each other pod says why it cannot.
@@ -167,7 +189,18 @@ pub fn open(config: Config, events: Sender<RuntimeEvent>) -> Result<Start, OpenE
         pod_pids_limit: config.pod_pids_limit,
     };
     let found = Found { store: state, sandboxes, attached, manifests, boot: boot_id.clone(), pulls: pulls.all() };
+    let facts = NodeFacts {
+        name: config.node_name.clone(),
+        zone: None,
+        addresses: node_ips.clone(),
+        pod_cidrs: cidrs,
+        node_port_addresses: NodePortAddresses::default(),
+        bridge: format!("{}0", config.instance),
+    };
+    let addresses = addresses(&config.roots.state);
     let rooms = Rooms {
+        facts,
+        service_ranges,
         config,
         boot_id,
         store: Arc::new(store),
@@ -182,7 +215,18 @@ pub fn open(config: Config, events: Sender<RuntimeEvent>) -> Result<Start, OpenE
         node_ips,
         _instance: held,
     };
-    Ok(Start { rooms, found, known })
+    Ok(Start { rooms, found, known, addresses })
+}
+
+/// One that cannot be read is told and done without: most addresses follow from names anyway.
+fn addresses(state: &std::path::Path) -> Memory {
+    let path = state.join(ADDRESSES);
+    let read = crate::store::atomic::read_bounded(&path, 16 << 20).map_err(|e| crate::obs::chain(&e).to_string());
+    let parsed = read.and_then(|bytes| bytes.map(|b| serde_json::from_slice(&b)).transpose().map_err(|e| e.to_string()));
+    parsed.map(Option::unwrap_or_default).unwrap_or_else(|why| {
+        tracing::warn!(path = %path.display(), why, "the stored addresses of Services cannot be read; they are looked for anew");
+        Memory::default()
+    })
 }
 
 fn images_config(config: &Config) -> Result<ImagesConfig, OpenError> {

@@ -46,6 +46,7 @@ pub(super) fn create(rooms: &Rooms, job: &Job, uid: &PodUid, name: &str, attempt
         allocatable_milli_cpu: clamp(rooms.capacity.milli_cpu),
         allocatable_memory: clamp(rooms.capacity.memory),
         allocatable_storage: 0,
+        services: job.services.clone(),
     };
     let resolved = env::resolve(pod, container, &facts, &*job.configs).map_err(Failed::because(FailReason::CreateConfig))?;
     for warning in &resolved.warnings {

@@ -35,6 +35,8 @@ pub struct Job {
     pub addresses: Vec<IpAddr>,
     /// Every attempt that may have left something.
     pub attempts: Vec<Left>,
+    /// Environment variables of Services, for `Create`.
+    pub services: Vec<(String, String)>,
 }
 
 pub struct Left {

@@ -7,7 +7,7 @@ use serde_json::value::RawValue;
 
 use super::Agent;
 use super::model::{
-    AgentInfo, AttemptView, ContainerView, ExecAsk, Failure, FailureKind, ImageView, PodView, PodsAsk, ProblemView,
+    AgentInfo, AttemptView, ContainerView, ExecAsk, Failure, FailureKind, ImageView, PodView, PodsAsk, ProblemView, ServiceView,
 };
 use crate::config::Roots;
 use crate::images::{Image, ImageError, Images, ImportOptions, PullAuth};
@@ -61,6 +61,10 @@ impl Agent for Door {
 
     fn problems(&self) -> Result<Vec<ProblemView>, Failure> {
         Ok(self.handle.problems()?.into_iter().map(problem).collect())
+    }
+
+    fn services(&self) -> Result<Vec<ServiceView>, Failure> {
+        Ok(self.handle.services()?)
     }
 
     fn info(&self) -> Result<AgentInfo, Failure> {

@@ -17,7 +17,7 @@ pub use frame::{Frame, FrameError, MAX_ANSWER, MAX_REQUEST, receive, send};
 pub use serve::{Server, ServerError};
 
 use crate::runtime::ExecProcess;
-use model::{AgentInfo, ExecAsk, Failure, ImageView, PodView, PodsAsk, ProblemView};
+use model::{AgentInfo, ExecAsk, Failure, ImageView, PodView, PodsAsk, ProblemView, ServiceView};
 
 /// What the server asks of the agent; [`Door`] is the real one. Every call may block its own
 /// thread, none the planner.
@@ -25,6 +25,8 @@ pub trait Agent: Send + Sync + 'static {
     /// All pods by namespace and name, each handed to `give`.
     fn pods(&self, ask: &PodsAsk, give: &mut dyn FnMut(PodView) -> Result<(), Failure>) -> Result<(), Failure>;
     fn problems(&self) -> Result<Vec<ProblemView>, Failure>;
+    /// By namespace and name.
+    fn services(&self) -> Result<Vec<ServiceView>, Failure>;
     fn info(&self) -> Result<AgentInfo, Failure>;
     /// Starts a process in a running container.
     fn exec(&self, ask: &ExecAsk) -> Result<ExecProcess, Failure>;

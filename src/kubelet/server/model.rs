@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use crate::api::status::PodStatus;
+pub use crate::kubelet::services::view::{PortView, ServiceView};
 
 pub const PROTOCOL: u32 = 1;
 
@@ -26,6 +27,8 @@ pub enum Ask {
     /// Every pod, then every problem of the manifests directory.
     Pods(PodsAsk),
     Info {},
+    /// Every Service, as it is served.
+    Services {},
     /// Answers `Started` with descriptors; the process is the client's from then on.
     Exec(ExecAsk),
     Images {},
@@ -79,6 +82,7 @@ pub enum Answer {
     Problem(ProblemView),
     Info(Box<AgentInfo>),
     Image(ImageView),
+    Service(Box<ServiceView>),
     /// Descriptors ride along: the connection to the pod's monitor that tells the end and takes
     /// signals and sizes, then the pty's master with a tty, else stdin (if asked for), stdout,
     /// stderr.

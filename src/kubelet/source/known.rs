@@ -118,7 +118,6 @@ const META: &[&str] = &["finalizers", "generateName"];
 const POD_SPEC: &[&str] = &[
     "affinity",
     "automountServiceAccountToken",
-    "enableServiceLinks",
     "ephemeralContainers",
     "hostUsers",
     "hostnameOverride",

@@ -76,6 +76,16 @@ pub fn pod_status(uid: &PodUid, pod: &Pod, state: &PodState, node: &Node, now: N
     status
 }
 
+/// Whether connections may be sent to a pod. Its condition Ready says the same, but for the moment
+/// between a container's end and its journal record, which is told to nobody yet.
+pub fn is_ready(pod: &Pod, state: &PodState) -> bool {
+    let runs = |name: &str| {
+        let current = state.containers.get(name).and_then(ContainerState::current);
+        current.is_some_and(|attempt| matches!(attempt.phase, Phase::Running { .. }))
+    };
+    state.finished.is_none() && pod.spec.containers.iter().all(|c| runs(&c.name))
+}
+
 fn host_ips(status: &mut PodStatus, node: &Node) {
     status.host_ip = node.ips.first().map(IpAddr::to_string).unwrap_or_default();
     status.host_ips = node.ips.iter().map(|ip| Ip { ip: ip.to_string() }).collect();

@@ -1,4 +1,5 @@
 //! Who gets which address and node port, and who keeps it.
+#![deny(clippy::disallowed_methods)]
 
 use std::collections::BTreeSet;
 

@@ -9,9 +9,11 @@ use std::ops::RangeInclusive;
 use super::model::LocalPod;
 
 mod allot;
+mod ranges;
 mod slices;
 
 pub use allot::{Allotted, Memory, allot};
+pub use ranges::{BadServiceRange, service_ranges};
 pub use slices::of_service as slices_of;
 
 /// The API server's default --service-node-port-range.

@@ -19,6 +19,9 @@ use crate::proxy::service::{Name, address};
 
 const MANAGED_BY: &str = "endpointslice.kubernetes.io/managed-by";
 
+/// Name, protocol and number of each: pods that differ in one stand in different slices.
+type Ports = Vec<(String, Protocol, i32)>;
+
 /// Slices of one Service, and target ports that some of its pods do not have.
 pub fn of_service(name: &Name, service: &Service, pods: &[Pod], node: &NodeFacts) -> (Vec<EndpointSlice>, Vec<Skipped>) {
     let spec = &service.spec;
@@ -28,7 +31,7 @@ pub fn of_service(name: &Name, service: &Service, pods: &[Pod], node: &NodeFacts
     let selected = |pod: &&Pod| {
         pod.local.namespace == name.namespace && spec.selector.iter().all(|(key, value)| pod.local.labels.get(key) == Some(value))
     };
-    let mut groups: BTreeMap<(IpFamily, Vec<(String, Protocol, i32)>), Vec<SliceEndpoint>> = BTreeMap::new();
+    let mut groups: BTreeMap<(IpFamily, Ports), Vec<SliceEndpoint>> = BTreeMap::new();
     let mut skipped = BTreeSet::new();
     for pod in pods.iter().filter(selected) {
         let mut ports = Vec::new();

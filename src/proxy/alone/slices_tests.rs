@@ -1,4 +1,5 @@
 //! Which pods stand behind a Service, and in which state.
+#![deny(clippy::disallowed_methods)]
 
 use super::*;
 use crate::proxy::model::{LocalPod, NamedPort};

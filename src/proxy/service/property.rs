@@ -1,5 +1,6 @@
 //! For random histories of objects: what the cache told adds up to what a new one tells at once,
 //! and both are what a plain reading of the rules gives.
+#![deny(clippy::disallowed_methods)]
 
 use std::collections::BTreeMap;
 

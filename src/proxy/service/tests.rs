@@ -1,4 +1,5 @@
 //! Rows of research's feature table, one at a time: given these objects, these endpoints.
+#![deny(clippy::disallowed_methods)]
 
 use std::net::IpAddr;
 use std::time::Duration;

@@ -1,0 +1,215 @@
+//! Services as this node serves them when it is alone: the objects of the manifests, addresses
+//! and node ports for those without, slices of the pods that run here, resolved by `proxy`.
+//!
+//! Plain decisions of the planner's thread; it stores what [`Services::objects`] gives and never
+//! waits for that. Invariant: what is served follows from the last objects and pods told, and a
+//! pod that changes costs the Services that select it, no others.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use super::model::{Desired, Observed, Sandbox};
+use super::source::NetworkObjects;
+use super::status::render;
+use crate::api::endpoint_slice::EndpointSlice;
+use crate::api::service::Service;
+use crate::proxy::alone::{self, Memory, Pod};
+use crate::proxy::model::{Cidr, LocalPod, NamedPort, NodeFacts, ServicePort, Skipped};
+use crate::proxy::service::{Cache, Change, Name};
+
+pub mod env;
+pub mod view;
+
+#[cfg(test)]
+mod tests;
+
+pub struct Services {
+    node: NodeFacts,
+    /// One a family at most.
+    ranges: Vec<Cidr>,
+    memory: Memory,
+    objects: Arc<NetworkObjects>,
+    /// With their addresses.
+    services: BTreeMap<Name, Arc<Service>>,
+    /// What could not be allotted.
+    refused: Vec<Skipped>,
+    pods: Vec<Pod>,
+    /// Slices made here, by Service.
+    made: BTreeMap<Name, Made>,
+    cache: Cache,
+}
+
+#[derive(Default)]
+struct Made {
+    slices: Vec<EndpointSlice>,
+    skipped: Vec<Skipped>,
+}
+
+impl Services {
+    /// `memory`: what [`Services::objects`] gave in an earlier life.
+    pub fn new(node: NodeFacts, ranges: Vec<Cidr>, memory: Memory) -> Services {
+        let cache = Cache::new(&node);
+        let objects = Arc::default();
+        Services {
+            node,
+            ranges,
+            memory,
+            objects,
+            services: BTreeMap::new(),
+            refused: Vec::new(),
+            pods: Vec::new(),
+            made: BTreeMap::new(),
+            cache,
+        }
+    }
+
+    /// Takes in what the manifests hold now. Some: addresses that are to be stored.
+    pub fn objects(&mut self, objects: &Arc<NetworkObjects>) -> Option<Memory> {
+        if Arc::ptr_eq(&self.objects, objects) {
+            return None;
+        }
+        let before = std::mem::replace(&mut self.objects, Arc::clone(objects));
+        let keys: BTreeSet<_> = before.slices.keys().chain(objects.slices.keys()).collect();
+        for key in keys {
+            let now = objects.slices.get(key);
+            if before.slices.get(key) != now {
+                self.cache.put_slice(&Name::new(&key.0, &key.1), now.map(|s| &**s));
+            }
+        }
+        let allotted = alone::allot(objects.services.values(), &self.ranges, &self.memory);
+        let before = std::mem::replace(&mut self.services, allotted.services);
+        let names: BTreeSet<Name> = before.keys().chain(self.services.keys()).cloned().collect();
+        for name in names {
+            let now = self.services.get(&name);
+            if before.get(&name) != now {
+                self.cache.put_service(&name, now.map(|s| &**s));
+                self.make(&name);
+            }
+        }
+        self.refused = allotted.skipped;
+        let changed = self.memory != allotted.memory;
+        self.memory = allotted.memory;
+        changed.then(|| self.memory.clone())
+    }
+
+    /// The pods that could take connections now; sorted as [`pods`] gives them.
+    pub fn pods(&mut self, pods: Vec<Pod>) {
+        if self.pods == pods {
+            return;
+        }
+        let before = std::mem::replace(&mut self.pods, pods);
+        let changed: Vec<&Pod> =
+            before.iter().filter(|p| !self.pods.contains(p)).chain(self.pods.iter().filter(|p| !before.contains(p))).collect();
+        let touched = |name: &Name, service: &Service| {
+            let selector = &service.spec.selector;
+            changed.iter().any(|pod| {
+                pod.local.namespace == name.namespace
+                    && !selector.is_empty()
+                    && selector.iter().all(|(key, value)| pod.local.labels.get(key) == Some(value))
+            })
+        };
+        let touched: Vec<Name> = self.services.iter().filter(|(n, s)| touched(n, s)).map(|(n, _)| n.clone()).collect();
+        for name in touched {
+            self.make(&name);
+        }
+    }
+
+    /// Makes the slices of one Service anew.
+    fn make(&mut self, name: &Name) {
+        let made = match self.services.get(name) {
+            Some(service) => {
+                let (slices, skipped) = alone::slices_of(name, service, &self.pods, &self.node);
+                Made { slices, skipped }
+            }
+            None => Made::default(),
+        };
+        let before = self.made.remove(name).unwrap_or_default();
+        for old in before.slices.iter().filter(|old| made.slices.iter().all(|s| s.metadata.name != old.metadata.name)) {
+            self.cache.put_slice(&Name::new(&name.namespace, &old.metadata.name), None);
+        }
+        for new in made.slices.iter().filter(|new| !before.slices.contains(new)) {
+            self.cache.put_slice(&Name::new(&name.namespace, &new.metadata.name), Some(new));
+        }
+        if !made.slices.is_empty() || !made.skipped.is_empty() {
+            self.made.insert(name.clone(), made);
+        }
+    }
+
+    /// Ports that are served otherwise since the last call.
+    pub fn changes(&mut self) -> Vec<Change> {
+        self.cache.changes()
+    }
+
+    /// Every port of every Service.
+    pub fn ports(&self) -> impl Iterator<Item = ServicePort> + '_ {
+        self.cache.all()
+    }
+
+    pub fn node(&self) -> &NodeFacts {
+        &self.node
+    }
+
+    /// Policies, namespaces and the rest, as the manifests have them.
+    pub fn manifest_objects(&self) -> &Arc<NetworkObjects> {
+        &self.objects
+    }
+
+    /// Services with their addresses, by name.
+    pub fn services(&self) -> &BTreeMap<Name, Arc<Service>> {
+        &self.services
+    }
+
+    /// All slices of a Service: those of the manifests, then those made of pods.
+    pub fn slices(&self, name: &Name) -> impl Iterator<Item = &EndpointSlice> {
+        let written = self.objects.slices.iter().filter(|((namespace, _), _)| *namespace == name.namespace);
+        let written = written.map(|(_, slice)| &**slice).filter(|slice| slice.service() == Some(&name.name));
+        written.chain(self.made.get(name).into_iter().flat_map(|made| &made.slices))
+    }
+
+    pub fn local_pods(&self) -> &[Pod] {
+        &self.pods
+    }
+
+    /// What of a Service is not served, and why.
+    pub fn skipped(&self, name: &Name) -> Vec<Skipped> {
+        let object = format!("Service {name}");
+        let mut all: Vec<Skipped> = self.refused.iter().filter(|s| s.object == object).cloned().collect();
+        all.extend(self.made.get(name).into_iter().flat_map(|made| made.skipped.iter().cloned()));
+        all.extend(self.cache.skipped(name));
+        all
+    }
+}
+
+/// The pods of this node that have addresses and have not finished; by namespace and name.
+pub fn pods(desired: &Desired, observed: &Observed) -> Vec<Pod> {
+    let mut pods: Vec<Pod> = observed
+        .pods
+        .iter()
+        .filter_map(|(uid, state)| {
+            let pod = state.pod.as_deref()?;
+            let Sandbox::Up { addresses, .. } = &state.sandbox else { return None };
+            let host_network = pod.spec.host_network;
+            let addresses = if host_network { desired.node.ips.clone() } else { addresses.clone() };
+            if addresses.is_empty() || state.finished.is_some() {
+                return None;
+            }
+            let ports = pod.spec.containers.iter().flat_map(|c| &c.ports).filter(|p| !p.name.is_empty());
+            let ports = ports.map(|p| NamedPort { name: p.name.clone(), number: p.container_port, protocol: p.protocol.into() });
+            let local = LocalPod {
+                uid: uid.as_str().to_owned(),
+                namespace: state.namespace.clone(),
+                name: state.name.clone(),
+                addresses,
+                labels: pod.metadata.labels.clone(),
+                ports: ports.collect(),
+                host_network,
+            };
+            let (hostname, subdomain) = (pod.spec.hostname.clone(), pod.spec.subdomain.clone());
+            Some(Pod { local, ready: render::is_ready(pod, state), ending: state.ending.is_some(), hostname, subdomain })
+        })
+        .collect();
+    pods.sort_by(|a, b| {
+        (&a.local.namespace, &a.local.name, &a.local.uid).cmp(&(&b.local.namespace, &b.local.name, &b.local.uid))
+    });
+    pods
+}
