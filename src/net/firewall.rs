@@ -13,7 +13,7 @@ use super::lacks::{self, Refusal};
 use super::leases::Lease;
 use super::model::{Cidr, Feature, L4, NetError};
 use super::plan::Names;
-use super::tables::{Elements, Layout, SETS, difference};
+use super::tables::{Element, Elements, Layout, SETS, difference, written};
 use super::{Inner, note_lack};
 use crate::store::effects::Effect;
 use crate::sys::chain::chain;
@@ -63,12 +63,16 @@ impl Inner {
     /// it is named instead. Whether their rules let pods through is more than we can tell.
     fn look_at_others(&self) -> Result<(), NetError> {
         let look = |source| NetError::Kernel { operation: "look at", object: "other firewalls".into(), source };
-        let drops = match nftables::open().and_then(|mut socket| nftables::chains(&mut socket)) {
+        let first = |first: &mut Option<nftables::ChainSeen>, chain: nftables::ChainSeen| {
+            if first.is_none() && chain.drops_forwarded() {
+                *first = Some(chain);
+            }
+        };
+        let drop = match nftables::open().and_then(|mut socket| nftables::for_each_chain(&mut socket, || None, first)) {
             // Without nf_tables nobody has such chains.
-            Err(e) if matches!(e.errno(), Errno::EPROTONOSUPPORT | Errno::EOPNOTSUPP | Errno::EINVAL) => Vec::new(),
+            Err(e) if matches!(e.errno(), Errno::EPROTONOSUPPORT | Errno::EOPNOTSUPP | Errno::EINVAL) => None,
             other => other.map_err(look)?,
         };
-        let drop = drops.into_iter().find(|chain| chain.hook == Some(nftables::HOOK_FORWARD) && chain.drops && chain.sees_ip());
         let mut state = self.state();
         match drop {
             Some(chain) => {
@@ -173,14 +177,18 @@ impl Inner {
         let mut socket = self.nft_socket()?;
         let mut batch = Batch::new(layout.family(), &layout.table);
         for set in SETS {
-            let seen = nftables::elements(&mut socket, layout.family(), &layout.table, set);
+            let take = |all: &mut Vec<Element>, e: nftables::ElementSeen| {
+                let data = if let nftables::ContentSeen::Data(data) = e.content { data } else { &[] };
+                all.push(Element { key: e.key.to_vec(), data: data.to_vec(), comment: e.comment() });
+            };
+            let seen = nftables::elements(&mut socket, layout.family(), &layout.table, set, Vec::new, take);
             let Some(seen) = seen.map_err(kernel("look at the elements of nftables table"))? else { continue };
             let (gone, new) = difference(wanted.get(set).map(Vec::as_slice).unwrap_or_default(), &seen);
-            batch.delete_elements(set, &gone);
-            batch.add_elements(set, &new);
+            remove(&mut batch, set, &gone);
+            insert(&mut batch, set, &new);
         }
         let changed = batch.len();
-        nftables::commit(&mut socket, "repair elements", &batch)
+        nftables::commit(&mut socket, "repair elements", &mut batch)
             .map_err(|refused| kernel("repair the elements of nftables table")(refused.error))?;
         if changed > 0 {
             tracing::info!(table = object(), "elements of host ports were not as they should be: repaired");
@@ -194,11 +202,11 @@ impl Inner {
     }
 
     pub(super) fn open_host_ports(&self, lease: &Lease) -> Result<(), NetError> {
-        self.change_host_ports(lease, "open host ports", Batch::add_elements)
+        self.change_host_ports(lease, "open host ports", insert)
     }
 
     pub(super) fn close_host_ports(&self, lease: &Lease) -> Result<(), NetError> {
-        self.change_host_ports(lease, "close host ports", Batch::delete_elements)
+        self.change_host_ports(lease, "close host ports", remove)
     }
 
     /// Elements of one pod only. A kernel that refuses them (no table, not there, there with
@@ -207,7 +215,7 @@ impl Inner {
         &self,
         lease: &Lease,
         what: &'static str,
-        change: impl Fn(&mut Batch, &str, &[nftables::Element]),
+        change: fn(&mut Batch, &str, &[Element]),
     ) -> Result<(), NetError> {
         if lease.host_ports.is_empty() {
             return Ok(());
@@ -222,7 +230,7 @@ impl Inner {
                 continue;
             }
             let mut socket = self.nft_socket()?;
-            match nftables::commit(&mut socket, what, &batch) {
+            match nftables::commit(&mut socket, what, &mut batch) {
                 Ok(()) => {}
                 Err(refused) if matches!(refused.error.errno(), Errno::ENOENT | Errno::EEXIST) => {
                     let at = self.state().tables.iter().position(|t| t.layout == layout);
@@ -268,5 +276,17 @@ impl Inner {
             }
         }
         Ok(())
+    }
+}
+
+fn insert(batch: &mut Batch, set: &str, elements: &[Element]) {
+    if !elements.is_empty() {
+        batch.add_elements(set, &mut written(elements), usize::MAX);
+    }
+}
+
+fn remove(batch: &mut Batch, set: &str, elements: &[Element]) {
+    if !elements.is_empty() {
+        batch.delete_elements(set, &mut written(elements), usize::MAX);
     }
 }

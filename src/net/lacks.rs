@@ -116,7 +116,7 @@ pub enum Refusal {
 
 /// Installs a table, with all of its elements, in one transaction.
 pub fn install(layout: &Layout, elements: &Elements) -> Result<(), Refusal> {
-    let install = layout.install(elements);
+    let mut install = layout.install(elements);
     let refusal = |feature, error: NetlinkError| match error.errno() {
         Errno::ENOENT | Errno::EOPNOTSUPP | Errno::EPROTONOSUPPORT | Errno::EAFNOSUPPORT => {
             Refusal::Lack(lack(feature, words(&error)))
@@ -124,7 +124,7 @@ pub fn install(layout: &Layout, elements: &Elements) -> Result<(), Refusal> {
         _ => Refusal::Failure(error),
     };
     let mut socket = nftables::open().map_err(|e| refusal(Feature::NfTables, e))?;
-    nftables::commit(&mut socket, "install our nftables table", &install.batch).map_err(|refused| {
+    nftables::commit(&mut socket, "install our nftables table", &mut install.batch).map_err(|refused| {
         let feature = refused.message.and_then(|at| install.needs.get(at)).copied().unwrap_or(Feature::NfTables);
         refusal(feature, refused.error)
     })

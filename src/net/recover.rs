@@ -144,7 +144,7 @@ impl Inner {
         // Adding it first makes deleting it right where it is gone already.
         batch.add_table();
         batch.delete_table();
-        nftables::commit(&mut socket, "remove our table", &batch).map_err(|refused| kernel(refused.error))
+        nftables::commit(&mut socket, "remove our table", &mut batch).map_err(|refused| kernel(refused.error))
     }
 
     /// Only where it still is what we made of it.

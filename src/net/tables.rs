@@ -25,10 +25,9 @@ use std::net::IpAddr;
 
 use super::model::{Cidr, Feature, HostPort};
 use crate::sys::nftables::expr::{
-    self, Base, Expr, Register, and, dnat, equal, fib_destination_type, in_set, jump, l4_protocol, map, masquerade, not_equal,
-    out_interface, payload,
+    self, Base, Compare, Ct, Expr, Meta, Register, Side, bits, compare, dnat, fib_type, in_set, map, masquerade, meta, payload,
 };
-use crate::sys::nftables::{Batch, Element, Family, Field, Hook, RuleSeen, Set};
+use crate::sys::nftables::{self, Batch, ChainType, Content, Family, Field, Hook, RuleSeen, Set, SetData, Verdict};
 
 pub const HOST_PORTS: &str = "hostports";
 pub const HOST_IP_PORTS: &str = "hostip-hostports";
@@ -37,6 +36,13 @@ pub const HAIRPIN: &str = "hairpin";
 pub const SETS: [&str; 3] = [HOST_PORTS, HOST_IP_PORTS, HAIRPIN];
 /// IPS_DST_NAT of linux/netfilter/nf_conntrack_common.h.
 const CT_DST_NAT: u32 = 1 << 5;
+
+fn equal(register: Register, bytes: &[u8]) -> Expr {
+    compare(register, Compare::Equal, bytes)
+}
+fn not_equal(register: Register, bytes: &[u8]) -> Expr {
+    compare(register, Compare::NotEqual, bytes)
+}
 /// RTN_LOCAL.
 const LOCAL: u32 = 2;
 
@@ -48,6 +54,24 @@ pub struct Layout {
     pub cidr: Cidr,
     /// False where the kernel has no fib expression.
     pub host_ports: bool,
+}
+
+/// One element; key and data are the fields' bytes, each padded to 4.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Element {
+    pub key: Vec<u8>,
+    pub data: Vec<u8>,
+    pub comment: String,
+}
+
+pub fn written(elements: &[Element]) -> impl Iterator<Item = nftables::Element<'_>> {
+    elements.iter().map(|e| nftables::Element {
+        key: &e.key,
+        key_end: None,
+        is_end: false,
+        content: if e.data.is_empty() { Content::None } else { Content::Data(&e.data) },
+        comment: &e.comment,
+    })
 }
 
 /// Elements by the set that holds them.
@@ -77,14 +101,26 @@ impl Layout {
         if self.cidr.is_v4() { 1 } else { 4 }
     }
 
-    fn sets(&self) -> Vec<Set> {
+    fn sets(&self) -> Vec<Set<'static>> {
         let ip = if self.cidr.is_v4() { Field::Ipv4 } else { Field::Ipv6 };
         let mut sets = Vec::new();
         if self.host_ports {
-            sets.push(Set { name: HOST_PORTS, key: vec![Field::Protocol, Field::Port], data: vec![ip, Field::Port] });
-            sets.push(Set { name: HOST_IP_PORTS, key: vec![Field::Protocol, ip, Field::Port], data: vec![ip, Field::Port] });
+            sets.push(Set {
+                name: HOST_PORTS,
+                key: vec![Field::Protocol, Field::Port],
+                data: SetData::Fields(vec![ip, Field::Port]),
+                interval: false,
+                dynamic: None,
+            });
+            sets.push(Set {
+                name: HOST_IP_PORTS,
+                key: vec![Field::Protocol, ip, Field::Port],
+                data: SetData::Fields(vec![ip, Field::Port]),
+                interval: false,
+                dynamic: None,
+            });
         }
-        sets.push(Set { name: HAIRPIN, key: vec![ip, ip], data: Vec::new() });
+        sets.push(Set { name: HAIRPIN, key: vec![ip, ip], data: SetData::None, interval: false, dynamic: None });
         sets
     }
 
@@ -101,10 +137,15 @@ impl Layout {
                     vec![payload(Base::Network, destination, 16, first), equal(first, &one)]
                 }
             };
-            rules.push(("hostports", [loopback, vec![expr::return_()]].concat(), "loopback stays on the node", self.nat()));
+            rules.push((
+                "hostports",
+                [loopback, vec![expr::verdict(&Verdict::Return)]].concat(),
+                "loopback stays on the node",
+                self.nat(),
+            ));
             let port = Register::after(self.words());
             let by_address = vec![
-                l4_protocol(first),
+                meta(Meta::L4Protocol, first),
                 payload(Base::Network, destination, length, Register::after(1)),
                 payload(Base::Transport, 2, 2, Register::after(1 + self.words())),
                 map(HOST_IP_PORTS),
@@ -112,32 +153,36 @@ impl Layout {
             ];
             rules.push(("hostports", by_address, "hostPort with hostIP", self.nat()));
             let by_port = vec![
-                l4_protocol(first),
+                meta(Meta::L4Protocol, first),
                 payload(Base::Transport, 2, 2, Register::after(1)),
                 map(HOST_PORTS),
                 dnat(self.family().number(), port),
             ];
             rules.push(("hostports", by_port, "hostPort", self.nat()));
             for chain in ["prerouting", "output"] {
-                let local = vec![fib_destination_type(first), equal(first, &LOCAL.to_ne_bytes()), jump("hostports")];
+                let local = vec![
+                    fib_type(Side::Destination, first),
+                    equal(first, &LOCAL.to_ne_bytes()),
+                    expr::verdict(&Verdict::Jump("hostports".into())),
+                ];
                 rules.push((chain, local, "to an address of this node", self.fib()));
             }
         }
         let to_itself = vec![
-            expr::ct_status(first),
-            and(first, &CT_DST_NAT.to_ne_bytes()),
+            expr::ct(Ct::Status, first),
+            bits(first, &CT_DST_NAT.to_ne_bytes(), &[0; 4]),
             not_equal(first, &[0; 4]),
             payload(Base::Network, source, length, first),
             payload(Base::Network, destination, length, Register::after(self.words())),
-            in_set(HAIRPIN),
-            masquerade(),
+            in_set(HAIRPIN, false),
+            masquerade(false),
         ];
         rules.push(("postrouting", to_itself, "a pod by its own hostPort", self.nat()));
         let mut outside = in_range(self.cidr, source, true);
         outside.extend(in_range(self.cidr, destination, false));
         let mut name = self.bridge.clone().into_bytes();
         name.resize(16, 0);
-        outside.extend([out_interface(first), not_equal(first, &name), masquerade()]);
+        outside.extend([meta(Meta::OutInterface, first), not_equal(first, &name), masquerade(false)]);
         rules.push(("postrouting", outside, "pods to the outside", self.nat()));
         rules
     }
@@ -149,7 +194,7 @@ impl Layout {
 
     fn fingerprint(&self) -> String {
         let (batch, _) = self.build(None, &Elements::new());
-        let digest = ring::digest::digest(&ring::digest::SHA256, &batch.bytes());
+        let digest = ring::digest::digest(&ring::digest::SHA256, batch.bytes());
         digest.as_ref().iter().take(4).map(|b| format!("{b:02x}")).collect()
     }
 
@@ -166,19 +211,19 @@ impl Layout {
         batch.add_table();
         batch.delete_table();
         batch.add_table();
-        for (set, id) in self.sets().iter().zip(1..) {
-            batch.add_set(set, id);
+        for set in &self.sets() {
+            batch.add_set(set);
         }
         for (set, elements) in elements {
-            batch.add_elements(set, elements);
+            batch.add_elements(set, &mut written(elements), usize::MAX);
         }
         needs.resize(batch.len(), Feature::NfTables);
         if self.host_ports {
             batch.add_chain("hostports");
-            batch.add_nat_chain("prerouting", Hook::Prerouting, -100);
-            batch.add_nat_chain("output", Hook::Output, -100);
+            batch.add_base_chain("prerouting", ChainType::Nat, Hook::Prerouting, -100);
+            batch.add_base_chain("output", ChainType::Nat, Hook::Output, -100);
         }
-        batch.add_nat_chain("postrouting", Hook::Postrouting, 100);
+        batch.add_base_chain("postrouting", ChainType::Nat, Hook::Postrouting, 100);
         needs.resize(batch.len(), self.nat());
         for (chain, exprs, what, feature) in self.rules() {
             batch.add_rule(chain, &exprs, &Layout::comment(what, print.unwrap_or_default()));
@@ -238,16 +283,20 @@ impl Layout {
 /// it ends at one, as nft does.
 fn in_range(cidr: Cidr, offset: u32, inside: bool) -> Vec<Expr> {
     let first = Register::FIRST;
-    let compare = if inside { equal } else { not_equal };
+    let check = if inside { equal } else { not_equal };
     let bytes = octets(cidr.address);
     let whole = usize::from(cidr.prefix / 8);
     if cidr.prefix.is_multiple_of(8) {
-        return vec![payload(Base::Network, offset, whole as u32, first), compare(first, bytes.get(..whole).unwrap_or(&bytes))];
+        return vec![payload(Base::Network, offset, whole as u32, first), check(first, bytes.get(..whole).unwrap_or(&bytes))];
     }
     let mut mask = vec![0xff; whole];
     mask.push(0xff << (8 - cidr.prefix % 8));
     mask.resize(bytes.len(), 0);
-    vec![payload(Base::Network, offset, bytes.len() as u32, first), and(first, &mask), compare(first, &bytes)]
+    vec![
+        payload(Base::Network, offset, bytes.len() as u32, first),
+        bits(first, &mask, &vec![0; bytes.len()]),
+        check(first, &bytes),
+    ]
 }
 
 /// What to delete and what to add so that `seen` becomes `wanted`.

@@ -93,7 +93,9 @@ impl Eyes {
                 return;
             }
             let table = self.net.inner.names.table.clone();
-            let touched = drain(&mut self.tables, |datagram| nftables::concerns(datagram, &table));
+            let touched = drain(&mut self.tables, |datagram| {
+                nftables::events(datagram).any(|e| matches!(e, nftables::Event::Table { table: of, .. } if of == table))
+            });
             let loaded = drain(&mut self.devices, tells_of_br_netfilter);
             if next <= Instant::now() || loaded {
                 next = Instant::now() + EVERY;

@@ -27,4 +27,5 @@ pub mod socket;
 pub mod sysctl;
 pub mod tty;
 pub mod uevent;
+pub mod wire;
 pub mod xattr;

@@ -14,6 +14,8 @@ use netlink_sys::SocketAddr;
 use nix::errno::Errno;
 use nix::sys::socket::{setsockopt, sockopt};
 
+use super::wire::Wire;
+
 pub const NLM_F_REQUEST: u16 = 0x1;
 pub const NLM_F_ACK: u16 = 0x4;
 pub const NLM_F_DUMP_INTR: u16 = 0x10;
@@ -22,6 +24,10 @@ pub const NLM_F_REPLACE: u16 = 0x100;
 pub const NLM_F_EXCL: u16 = 0x200;
 pub const NLM_F_CREATE: u16 = 0x400;
 pub const NLM_F_APPEND: u16 = 0x800;
+/// Of attributes' types.
+pub const NLA_F_NESTED: u16 = 0x8000;
+/// Length of nlmsghdr.
+pub const HEADER: usize = 16;
 
 const NLM_F_CAPPED: u16 = 0x100;
 const NLM_F_ACK_TLVS: u16 = 0x200;
@@ -29,9 +35,10 @@ const NLMSG_ERROR: u16 = 2;
 const NLMSG_DONE: u16 = 3;
 const NLMSG_OVERRUN: u16 = 4;
 const NLMSGERR_ATTR_MSG: u16 = 1;
-const NLA_F_NESTED: u16 = 0x8000;
+const NLMSGERR_ATTR_OFFS: u16 = 2;
+/// The largest datagram of a dump has 32 KiB.
+const DUMP_BUFFER: usize = 64 * 1024;
 const NLA_TYPE_MASK: u16 = 0x3fff;
-const HEADER: usize = 16;
 /// A dump that the kernel's tables outran is read again this often.
 const DUMP_TRIES: u32 = 16;
 
@@ -41,12 +48,14 @@ const DUMP_TRIES: u32 = 16;
 pub struct NetlinkError {
     /// What was asked, and the kernel's own words where it had some.
     pub what: String,
+    /// Of the attribute that the kernel refused, from the message's start, where it said.
+    pub offset: Option<u32>,
     pub source: io::Error,
 }
 
 impl NetlinkError {
     fn new(what: impl Into<String>, source: impl Into<io::Error>) -> NetlinkError {
-        NetlinkError { what: what.into(), source: source.into() }
+        NetlinkError { what: what.into(), offset: None, source: source.into() }
     }
     pub fn errno(&self) -> Errno {
         self.source.raw_os_error().map_or(Errno::UnknownErrno, Errno::from_raw)
@@ -112,6 +121,9 @@ impl Attrs {
     pub fn as_slice(&self) -> &[u8] {
         &self.bytes
     }
+    pub fn is_too_long(&self) -> bool {
+        self.too_long
+    }
 
     fn push(&mut self, kind: u16, value: &[u8]) {
         let Ok(length) = u16::try_from(value.len() + 4) else {
@@ -167,12 +179,20 @@ pub struct Reply {
     pub payload: Vec<u8>,
 }
 
-/// Which message of a transaction was refused.
+/// Why a transaction was refused.
 #[derive(Debug)]
 pub struct BatchError {
     /// Index into the messages given; None where it concerns all of them.
     pub message: Option<usize>,
     pub error: NetlinkError,
+    /// Further messages that were refused: the kernel tries all of them.
+    pub others: Vec<(usize, NetlinkError)>,
+}
+
+impl BatchError {
+    fn whole(error: NetlinkError) -> BatchError {
+        BatchError { message: None, error, others: Vec::new() }
+    }
 }
 
 #[derive(Debug)]
@@ -247,6 +267,85 @@ impl Socket {
         self.exchange(what, message, NLM_F_DUMP)
     }
 
+    /// As [`Socket::dump`], but keeps nothing: each message is given to `take` with what it gathers.
+    /// When the kernel's tables outran the dump, all begins again from `begin`'s value.
+    pub fn dump_each<T>(
+        &mut self,
+        what: &str,
+        message: &Message,
+        begin: impl Fn() -> T,
+        mut take: impl FnMut(&mut T, u16, &[u8]),
+    ) -> Result<T, NetlinkError> {
+        let mut buffer = Vec::with_capacity(DUMP_BUFFER);
+        let mut tries = 1;
+        loop {
+            let mut gathered = begin();
+            match self.dump_once(what, message, &mut buffer, &mut |kind, payload| take(&mut gathered, kind, payload)) {
+                Ok(()) => return Ok(gathered),
+                Err(e) if e.errno() == Errno::EINTR && tries < DUMP_TRIES => tries += 1,
+                Err(e) => return Err(e),
+            }
+        }
+    }
+
+    fn dump_once(
+        &mut self,
+        what: &str,
+        message: &Message,
+        buffer: &mut Vec<u8>,
+        take: &mut dyn FnMut(u16, &[u8]),
+    ) -> Result<(), NetlinkError> {
+        let sequence = self.next();
+        let mut bytes = Vec::new();
+        message.encode(NLM_F_DUMP, sequence, &mut bytes);
+        self.send(what, &bytes)?;
+        let mut interrupted = false;
+        loop {
+            self.receive_into(what, buffer)?;
+            for (header, payload) in messages(buffer) {
+                if header.sequence != sequence {
+                    continue;
+                }
+                interrupted |= header.flags & NLM_F_DUMP_INTR != 0;
+                match header.kind {
+                    NLMSG_ERROR => {
+                        return Err(
+                            error_of(what, header.flags, payload).unwrap_or_else(|| NetlinkError::new(what, Errno::EBADMSG))
+                        );
+                    }
+                    NLMSG_DONE => {
+                        return match word(payload, 0) {
+                            Some(code) if (code as i32) < 0 => Err(error_at(what, code as i32, "")),
+                            _ if interrupted => Err(NetlinkError::new(what, Errno::EINTR)),
+                            _ => Ok(()),
+                        };
+                    }
+                    NLMSG_OVERRUN => return Err(NetlinkError::new(what, Errno::EOVERFLOW)),
+                    kind => take(kind, payload),
+                }
+            }
+        }
+    }
+
+    fn receive_into(&self, what: &str, buffer: &mut Vec<u8>) -> Result<(), NetlinkError> {
+        loop {
+            buffer.clear();
+            match self.inner.recv_from(buffer, 0) {
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
+                Err(e) => return Err(NetlinkError::new(what, e)),
+                Ok((_, from)) if from.port_number() != 0 => continue,
+                Ok(_) => return Ok(()),
+            }
+        }
+    }
+
+    /// What the kernel calls this socket: the port in messages about what came through it.
+    pub fn port(&self) -> Result<u32, NetlinkError> {
+        let mut address = SocketAddr::new(0, 0);
+        self.inner.get_address(&mut address).map_err(|e| NetlinkError::new("read a socket's port", e))?;
+        Ok(address.port_number())
+    }
+
     fn exchange(&mut self, what: &str, message: &Message, flags: u16) -> Result<Vec<Reply>, NetlinkError> {
         if message.attrs.too_long {
             return Err(NetlinkError::new(what, Errno::EMSGSIZE));
@@ -282,48 +381,49 @@ impl Socket {
     }
 
     /// Sends several messages in one piece; the kernel works inside of send, so all answers are
-    /// there when it returns. `acked`: which of them the kernel acknowledges.
-    pub fn batch(&mut self, what: &str, parts: &[(Message, bool)]) -> Result<(), BatchError> {
-        let whole = |error| BatchError { message: None, error };
-        if let Some(at) = parts.iter().position(|(m, _)| m.attrs.too_long) {
-            return Err(BatchError { message: Some(at), error: NetlinkError::new(what, Errno::EMSGSIZE) });
+    /// there when it returns. `last`: the one whose acknowledgement stands for all of them, since
+    /// thousands would not fit into the socket; each that is refused answers anyway.
+    pub fn transact(&mut self, what: &str, wire: &mut Wire, last: usize) -> Result<(), BatchError> {
+        if let Some(at) = wire.too_long() {
+            return Err(BatchError { message: Some(at), ..BatchError::whole(NetlinkError::new(what, Errno::EMSGSIZE)) });
         }
         let first = self.sequence.wrapping_add(1);
-        let mut bytes = Vec::new();
-        for (message, acked) in parts {
-            let sequence = self.next();
-            message.encode(if *acked { NLM_F_ACK } else { 0 }, sequence, &mut bytes);
-        }
+        self.sequence = self.sequence.wrapping_add(wire.messages() as u32);
+        wire.number(first, last, NLM_F_ACK);
+        let bytes = wire.as_slice();
         // Ordinary batches fit into the default buffer; a big one asks for room. Where that is
         // refused, send says EMSGSIZE.
         if bytes.len() > 100_000 && setsockopt(&self.inner, sockopt::SndBufForce, &(bytes.len() * 2)).is_err() {
             tracing::debug!(bytes = bytes.len(), "no larger netlink buffer");
         }
-        self.send(what, &bytes).map_err(whole)?;
-        let mut missing = parts.iter().filter(|(_, acked)| *acked).count();
-        let mut failed: Option<BatchError> = None;
-        while missing > 0 {
+        self.send(what, bytes).map_err(BatchError::whole)?;
+        let (mut acknowledged, mut refused) = (false, Vec::new());
+        loop {
             let datagram = match self.receive_now(what) {
                 Ok(Some(datagram)) => datagram,
                 Ok(None) => break,
-                Err(error) => return Err(whole(error)),
+                // More refusals than the socket could hold; those that it holds will do.
+                Err(error) if error.errno() == Errno::ENOBUFS => continue,
+                Err(error) => return Err(BatchError::whole(error)),
             };
             for (header, payload) in messages(&datagram) {
                 let at = header.sequence.wrapping_sub(first) as usize;
-                if header.kind != NLMSG_ERROR || at >= parts.len() {
+                if header.kind != NLMSG_ERROR || at >= wire.messages() {
                     continue;
                 }
                 match error_of(what, header.flags, payload) {
-                    None => missing = missing.saturating_sub(1),
-                    Some(error) if failed.is_none() => failed = Some(BatchError { message: Some(at), error }),
-                    Some(_) => {}
+                    None => acknowledged |= at == last,
+                    Some(error) => refused.push((at, error)),
                 }
             }
         }
-        match failed {
-            Some(error) => Err(error),
-            None if missing > 0 => Err(whole(NetlinkError::new(format!("{what}: {missing} unacknowledged"), Errno::ENOMSG))),
-            None => Ok(()),
+        refused.sort_by_key(|(at, _)| *at);
+        let mut refused = refused.into_iter();
+        match refused.next() {
+            // The first message opens the transaction: what is said of it is said of all.
+            Some((at, error)) => Err(BatchError { message: (at > 0).then_some(at), error, others: refused.collect() }),
+            None if acknowledged => Ok(()),
+            None => Err(BatchError::whole(NetlinkError::new(format!("{what}: no acknowledgement"), Errno::ENOMSG))),
         }
     }
 
@@ -371,6 +471,8 @@ pub struct Header {
     pub kind: u16,
     pub flags: u16,
     pub sequence: u32,
+    /// Of the socket that asked, also where others hear of it.
+    pub port: u32,
 }
 
 /// The messages of a datagram; ends at the first malformed one.
@@ -380,9 +482,10 @@ pub fn messages(mut bytes: &[u8]) -> impl Iterator<Item = (Header, &[u8])> {
         let kind = half(bytes, 4)?;
         let flags = half(bytes, 6)?;
         let sequence = word(bytes, 8)?;
+        let port = word(bytes, 12)?;
         let payload = bytes.get(HEADER..length)?;
         bytes = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
-        Some((Header { kind, flags, sequence }, payload))
+        Some((Header { kind, flags, sequence, port }, payload))
     })
 }
 
@@ -426,11 +529,10 @@ fn error_of(what: &str, flags: u16, payload: &[u8]) -> Option<NetlinkError> {
     // Behind the code stands the header of our request, its body only where it was not capped.
     let request = word(payload, 4).map_or(HEADER, |l| l as usize);
     let skip = if flags & NLM_F_CAPPED != 0 { HEADER } else { request.next_multiple_of(4) };
-    let said = match flags & NLM_F_ACK_TLVS {
-        0 => String::new(),
-        _ => payload.get(4 + skip..).and_then(|rest| attribute(rest, NLMSGERR_ATTR_MSG)).map(text).unwrap_or_default(),
-    };
-    Some(error_at(what, code, &said))
+    let more = if flags & NLM_F_ACK_TLVS == 0 { None } else { payload.get(4 + skip..) };
+    let said = more.and_then(|more| attribute(more, NLMSGERR_ATTR_MSG)).map(text).unwrap_or_default();
+    let offset = more.and_then(|more| word(attribute(more, NLMSGERR_ATTR_OFFS)?, 0));
+    Some(NetlinkError { offset, ..error_at(what, code, &said) })
 }
 
 fn error_at(what: &str, code: i32, said: &str) -> NetlinkError {

@@ -146,8 +146,6 @@ pub enum Field {
     DestinationPort,
     /// `ct original ip daddr`: the destination before translation.
     OriginalDestination,
-    /// `ct original proto-dst`.
-    OriginalDestinationPort,
     /// `numgen random mod N offset M`: one of M to M + N - 1, each as likely. Not zero. nft 1.0.6
     /// prints it in a concatenation as the last field only.
     Random { modulus: u32, offset: u32 },
@@ -252,7 +250,7 @@ impl Field {
         match self {
             Field::Source | Field::Destination | Field::OriginalDestination => Type::Address,
             Field::Protocol => Type::Protocol,
-            Field::SourcePort | Field::DestinationPort | Field::OriginalDestinationPort => Type::Port,
+            Field::SourcePort | Field::DestinationPort => Type::Port,
             Field::Random { .. } => Type::Index,
         }
     }
