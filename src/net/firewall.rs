@@ -260,8 +260,11 @@ impl Inner {
             if self.state().lacks.contains_key(&Feature::Conntrack) {
                 return Ok(());
             }
-            match conntrack::open().and_then(|mut socket| conntrack::forget_answering(&mut socket, *ip)) {
-                Ok(_) => {}
+            match conntrack::open().and_then(|mut socket| {
+                let filter = conntrack::Filter { answering: Some(*ip), ..conntrack::Filter::default() };
+                conntrack::forget(&mut socket, &[filter])
+            }) {
+                Ok(()) => {}
                 Err(e) if matches!(e.errno(), Errno::EPROTONOSUPPORT | Errno::EOPNOTSUPP | Errno::EINVAL) => {
                     let lack = lacks::lack(Feature::Conntrack, chain(&e).to_string());
                     note_lack(&mut self.state().lacks, lack);

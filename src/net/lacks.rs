@@ -99,7 +99,8 @@ fn probe_inside(ipv6: bool) -> io::Result<Vec<Lack>> {
             layout.host_ports = false;
         }
     }
-    let flows = conntrack::open().and_then(|mut s| conntrack::forget_answering(&mut s, [192, 0, 2, 1].into()));
+    let filter = conntrack::Filter { answering: Some([192, 0, 2, 1].into()), ..conntrack::Filter::default() };
+    let flows = conntrack::open().and_then(|mut s| conntrack::forget(&mut s, &[filter]));
     if let Err(e) = flows {
         lacks.push(lack(Feature::Conntrack, words(&e)));
     }

@@ -83,7 +83,8 @@ pub fn plan_changes<'a>(before: &'a Table, after: &'a Table, changes: &'a Change
             new.push(Act::AddElements { set, spec, elements });
         }
     }
-    let taken_out = acts.main.iter().position(|act| !matches!(act, Act::AddTable | Act::FlushChain(_))).unwrap_or(acts.main.len());
+    let taken_out =
+        acts.main.iter().position(|act| !matches!(act, Act::AddTable | Act::FlushChain(_))).unwrap_or(acts.main.len());
     acts.main.splice(taken_out..taken_out, gone);
     let put_in = acts.main.iter().position(|act| matches!(act, Act::AddRules(..))).unwrap_or(acts.main.len());
     acts.main.splice(put_in..put_in, new);
@@ -93,11 +94,7 @@ pub fn plan_changes<'a>(before: &'a Table, after: &'a Table, changes: &'a Change
 static EMPTY: Elements = Elements::new();
 
 /// As [`plan`], where somebody else knows what differs in a set that stays.
-pub fn plan_with<'a>(
-    from: Option<&'a Table>,
-    to: &'a Table,
-    mut elements: impl FnMut(&'a Name) -> Difference<'a>,
-) -> Acts<'a> {
+pub fn plan_with<'a>(from: Option<&'a Table>, to: &'a Table, mut elements: impl FnMut(&'a Name) -> Difference<'a>) -> Acts<'a> {
     let plan = Structure::new(from, to);
     let mut main = Vec::new();
     let mut adding = Vec::new();
@@ -200,6 +197,12 @@ fn names(chain: &Chain) -> impl Iterator<Item = &Name> {
 }
 
 impl Table {
+    /// Chains and sets, without elements.
+    pub fn clone_structure(&self) -> Table {
+        let (name, sets, chains) = (Name::clone(&self.name), self.sets.clone(), self.chains.clone());
+        Table { family: self.family, name, sets, chains, elements: BTreeMap::new() }
+    }
+
     /// What the table is after the changes; the kernel's part, for tests and for what is held.
     pub fn apply(&mut self, changes: &Acts) {
         for change in changes.main.iter().chain(&changes.sweep) {

@@ -6,5 +6,6 @@ mod bytes;
 pub mod changes;
 pub mod encode;
 pub mod ir;
+pub mod needs;
 pub mod ranges;
 pub mod read_back;

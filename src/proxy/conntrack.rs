@@ -1,0 +1,194 @@
+//! Which flows have to be forgotten when Services and host ports change, and doing it.
+//!
+//! Connection tracking remembers a translation for as long as packets come, so UDP clients would
+//! go on to an endpoint that is gone, or to nobody where there was none when they began
+//! (kubernetes#139628, #105657). TCP and SCTP end by themselves. Never all of them at a restart:
+//! only what a change names goes (kubernetes#122740). [`stale`] is pure.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use super::model::{Endpoint, HostPortWant, L4, ServicePort};
+use crate::sys::conntrack::{self, Filter};
+use crate::sys::netlink::NetlinkError;
+
+/// Flows to an address or port of the node, maybe those only that somebody answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Stale {
+    pub to: To,
+    pub protocol: L4,
+    pub port: u16,
+    /// None: whoever does.
+    pub answering: Option<(IpAddr, u16)>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum To {
+    Address(IpAddr),
+    /// Any address of this host of the family: `v4`.
+    Node {
+        v4: bool,
+    },
+}
+
+/// The flows that are wrong once `new` is in place of `old`; of one family, as the ports are.
+pub fn stale(old: Option<&ServicePort>, new: Option<&ServicePort>, into: &mut BTreeSet<Stale>) {
+    let (before, after) = (old.filter(|s| s.protocol == L4::Udp), new.filter(|s| s.protocol == L4::Udp));
+    let (fronts_before, fronts_after) = (before.map(fronts).unwrap_or_default(), after.map(fronts).unwrap_or_default());
+    let (ends_before, ends_after) = (before.map(ends).unwrap_or_default(), after.map(ends).unwrap_or_default());
+    let flow = |(to, port): (To, u16), answering| Stale { to, protocol: L4::Udp, port, answering };
+    // What leads nowhere any more.
+    into.extend(fronts_before.difference(&fronts_after).map(|front| flow(*front, None)));
+    for front in &fronts_after {
+        // Whoever asked while nobody served was led nowhere, and still would be.
+        if !ends_after.is_empty() && (ends_before.is_empty() || !fronts_before.contains(front)) {
+            into.insert(flow(*front, None));
+            continue;
+        }
+        into.extend(ends_before.difference(&ends_after).map(|end| flow(*front, Some(*end))));
+    }
+}
+
+/// Flows to a host port that was opened, begun when nobody was behind it.
+pub fn opened(want: &HostPortWant, into: &mut BTreeSet<Stale>) {
+    if want.protocol == L4::Udp {
+        let to = match want.host_ip.filter(|ip| !ip.is_unspecified()) {
+            Some(ip) => To::Address(ip),
+            None => To::Node { v4: want.ip.is_ipv4() },
+        };
+        into.insert(Stale { to, protocol: L4::Udp, port: want.host_port, answering: None });
+    }
+}
+
+/// Those to one that was closed.
+pub fn closed(want: &HostPortWant, into: &mut BTreeSet<Stale>) {
+    let mut flows = BTreeSet::new();
+    opened(want, &mut flows);
+    into.extend(flows.into_iter().map(|flow| Stale { answering: Some((want.ip, want.port)), ..flow }));
+}
+
+fn fronts(service: &ServicePort) -> BTreeSet<(To, u16)> {
+    let addresses = service.cluster_ip.iter().chain(&service.external_ips).chain(&service.load_balancer_ips);
+    let mut fronts: BTreeSet<(To, u16)> = addresses.map(|ip| (To::Address(*ip), service.port)).collect();
+    // Which family a Service without any address is of shows in its endpoints.
+    let mut known = service.cluster_ip.into_iter().chain(service.cluster.iter().chain(&service.local).map(|e| e.ip));
+    if let (Some(port), Some(ip)) = (service.node_port, known.next()) {
+        fronts.insert((To::Node { v4: ip.is_ipv4() }, port));
+    }
+    fronts
+}
+
+fn ends(service: &ServicePort) -> BTreeSet<(IpAddr, u16)> {
+    service.cluster.iter().chain(&service.local).map(|Endpoint { ip, port, .. }| (*ip, *port)).collect()
+}
+
+/// Forgets them. `own` are this host's addresses.
+pub fn forget(flows: &BTreeSet<Stale>, own: &[IpAddr]) -> Result<(), NetlinkError> {
+    if flows.is_empty() {
+        return Ok(());
+    }
+    conntrack::forget(&mut conntrack::open()?, &filters(flows, own))
+}
+
+/// Of a pod that is gone: its address is given to another one.
+pub fn forget_pod(address: IpAddr) -> Result<(), NetlinkError> {
+    let filter = Filter { answering: Some(address), ..Filter::default() };
+    conntrack::forget(&mut conntrack::open()?, &[filter])
+}
+
+fn filters(flows: &BTreeSet<Stale>, own: &[IpAddr]) -> Vec<Filter> {
+    let mut filters = Vec::new();
+    for flow in flows {
+        let filter = Filter {
+            protocol: Some(flow.protocol.number()),
+            destination: None,
+            destination_port: Some(flow.port),
+            answering: flow.answering.map(|(ip, _)| ip),
+            answering_port: flow.answering.map(|(_, port)| port),
+        };
+        match (flow.to, flow.answering) {
+            (To::Address(ip), _) => filters.push(Filter { destination: Some(ip), ..filter }),
+            // The endpoint names the flows well enough, whatever the node's addresses are.
+            (To::Node { .. }, Some(_)) => filters.push(filter),
+            (To::Node { v4 }, None) => {
+                filters.extend(own.iter().filter(|ip| ip.is_ipv4() == v4).map(|ip| Filter { destination: Some(*ip), ..filter }))
+            }
+        }
+    }
+    filters
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proxy::model::ServicePortName;
+
+    fn udp(cluster_ip: &str, ends: &[&str]) -> ServicePort {
+        let end = |ip: &&str| Endpoint { ip: ip.parse().unwrap(), port: 5353, local: false };
+        ServicePort {
+            name: ServicePortName { namespace: "kube-system".into(), service: "dns".into(), port: "dns".into() },
+            protocol: L4::Udp,
+            port: 53,
+            cluster_ip: cluster_ip.parse().ok(),
+            external_ips: Vec::new(),
+            load_balancer_ips: Vec::new(),
+            node_port: None,
+            internal_local: false,
+            external_local: false,
+            affinity: None,
+            source_ranges: Vec::new(),
+            health_check_node_port: None,
+            cluster: ends.iter().map(end).collect(),
+            local: Vec::new(),
+            has_any: !ends.is_empty(),
+        }
+    }
+
+    fn found(old: Option<&ServicePort>, new: Option<&ServicePort>) -> Vec<String> {
+        let mut flows = BTreeSet::new();
+        stale(old, new, &mut flows);
+        let text =
+            |f: &Stale| format!("{:?}:{} {}", f.to, f.port, f.answering.map_or("any".into(), |(ip, p)| format!("{ip}:{p}")));
+        flows.iter().map(text).collect()
+    }
+
+    #[test]
+    fn an_endpoint_that_went_takes_its_flows_along_and_the_others_stay() {
+        let (old, new) = (udp("10.96.0.10", &["10.1.0.1", "10.1.0.2"]), udp("10.96.0.10", &["10.1.0.2", "10.1.0.3"]));
+        assert_eq!(found(Some(&old), Some(&new)), ["Address(10.96.0.10):53 10.1.0.1:5353"]);
+        assert_eq!(found(Some(&old), Some(&old)), [""; 0]);
+        // The last endpoint went (kubernetes#139628).
+        let none = udp("10.96.0.10", &[]);
+        assert_eq!(found(Some(&new), Some(&none)).len(), 2);
+    }
+
+    #[test]
+    fn flows_begun_while_nobody_served_are_forgotten_when_somebody_does() {
+        let (none, some) = (udp("10.96.0.10", &[]), udp("10.96.0.10", &["10.1.0.1"]));
+        assert_eq!(found(Some(&none), Some(&some)), ["Address(10.96.0.10):53 any"]);
+        assert_eq!(found(None, Some(&some)), ["Address(10.96.0.10):53 any"]);
+        assert_eq!(found(None, Some(&none)), [""; 0]);
+        // Another address of the same Service, a port of the node.
+        let more = ServicePort { external_ips: vec!["192.0.2.9".parse().unwrap()], node_port: Some(30053), ..some.clone() };
+        assert_eq!(found(Some(&some), Some(&more)), ["Address(192.0.2.9):53 any", "Node { v4: true }:30053 any"]);
+        assert_eq!(found(Some(&more), Some(&some)).len(), 2);
+        assert_eq!(found(Some(&more), None).len(), 3);
+    }
+
+    #[test]
+    fn tcp_ends_by_itself() {
+        let tcp = |ends: &[&str]| ServicePort { protocol: L4::Tcp, ..udp("10.96.0.10", ends) };
+        assert_eq!(found(Some(&tcp(&["10.1.0.1"])), Some(&tcp(&[]))), [""; 0]);
+        assert_eq!(found(None, Some(&tcp(&["10.1.0.1"]))), [""; 0]);
+    }
+
+    #[test]
+    fn a_port_of_the_node_means_each_of_its_addresses() {
+        let own: Vec<IpAddr> = ["192.0.2.1", "10.0.0.1", "fd00::1"].iter().map(|t| t.parse().unwrap()).collect();
+        let flow = Stale { to: To::Node { v4: true }, protocol: L4::Udp, port: 53, answering: None };
+        let all = filters(&[flow].into(), &own);
+        assert_eq!(all.iter().filter_map(|f| f.destination).collect::<Vec<_>>(), own[..2]);
+        let ended = Stale { answering: Some(("10.1.0.1".parse().unwrap(), 5353)), ..flow };
+        assert_eq!(filters(&[ended].into(), &own).len(), 1);
+    }
+}

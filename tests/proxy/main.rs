@@ -1,0 +1,10 @@
+//! The proxy room against the real kernel, in throw-away network namespaces. Independent oracles:
+//! the host's nft and Debian 13's, the `nftables` crate, and packets that arrive or do not.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod cost;
+mod faults;
+mod flows;
+mod nft;
+mod print;
+mod sample;
