@@ -155,7 +155,10 @@ fn for_the_crate(value: &mut serde_json::Value) {
     if parts.len() > 1 {
         value["map"]["map"] = parts.into();
     }
-    // The crate has no name for numbers and verdicts as types.
+    // The crate has no name for numbers and verdicts as types, nor for what nft 1.1 writes instead.
+    if let Some(kind) = value.pointer_mut("/map/type").filter(|kind| kind.get("typeof").is_some()) {
+        *kind = "mark".into();
+    }
     let types = value.pointer_mut("/map/type").and_then(|v| v.as_array_mut()).into_iter().flatten();
     for part in types.filter(|t| **t == "integer") {
         *part = "mark".into();
@@ -165,6 +168,10 @@ fn for_the_crate(value: &mut serde_json::Value) {
     }
     let rule = value.pointer_mut("/rule/expr").and_then(|v| v.as_array_mut());
     for statement in rule.into_iter().flatten() {
+        // Its flags are a list of other words.
+        if let Some(masquerade) = statement.pointer_mut("/masquerade") {
+            *masquerade = serde_json::Value::Null;
+        }
         // `ct status ! dnat`: none of these bits; `delete @set { … }`.
         for (place, unknown, known) in [("/match/op", "!", "!="), ("/set/op", "delete", "update")] {
             if let Some(op) = statement.pointer_mut(place).filter(|op| *op == unknown) {
