@@ -7,6 +7,7 @@
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
+use crate::api::cidr::Cidr;
 use crate::api::quantity::Quantity;
 
 /// Everything that `coracle agent` can be told.
@@ -39,9 +40,24 @@ pub struct Config {
     /// Seconds that a pod may take to end when the node stops.
     pub stop_grace: i64,
     pub cluster_domain: String,
+    /// Whether the node's own DNS server runs.
+    pub dns: Dns,
+    /// Nameservers of pods that ask for the cluster's. Empty: the node's own server.
+    pub cluster_dns: Vec<IpAddr>,
+}
+
+/// `--dns`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Dns {
+    On,
+    Off,
+    /// On while the node is alone: nobody else names Services there.
+    #[default]
+    Auto,
 }
 
 pub const INSTANCE: &str = "coracle";
+pub const CLUSTER_DOMAIN: &str = "cluster.local";
 
 impl Config {
     /// What holds where nothing else is said.
@@ -68,7 +84,9 @@ impl Config {
             pod_pids_limit: None,
             seccomp_default: true,
             stop_grace: 60,
-            cluster_domain: "cluster.local".to_owned(),
+            cluster_domain: CLUSTER_DOMAIN.to_owned(),
+            dns: Dns::Auto,
+            cluster_dns: Vec::new(),
         }
     }
 }
@@ -93,6 +111,17 @@ pub fn instance_name(text: &str) -> Option<&str> {
 pub fn size(text: &str) -> Option<u64> {
     let size = u64::try_from(Quantity::parse(text).ok()?.units()).ok()?;
     (size >= 1024).then_some(size)
+}
+
+/// Files that may name the servers behind a resolver on the node's loopback (systemd-resolved,
+/// NetworkManager's dnsmasq), best first.
+pub fn behind_stub() -> Vec<PathBuf> {
+    ["/run/systemd/resolve/resolv.conf", "/run/NetworkManager/no-stub-resolv.conf"].map(PathBuf::from).to_vec()
+}
+
+pub fn loopback() -> [Cidr; 2] {
+    [IpAddr::from([127, 0, 0, 0]), IpAddr::from(std::net::Ipv6Addr::LOCALHOST)]
+        .map(|address| Cidr { address, prefix: if address.is_ipv4() { 8 } else { 128 } })
 }
 
 /// Where everything of one agent lies.

@@ -44,6 +44,13 @@ const PURE: &[&str] = &[
     "proxy/alone/",
     "kubelet/services/env.rs",
     "proxy/table/",
+    "dns/answer.rs",
+    "dns/cache.rs",
+    "dns/forward.rs",
+    "dns/model.rs",
+    "dns/upstreams.rs",
+    "dns/wire/",
+    "dns/zone/",
     "images/reference.rs",
     "images/manifest.rs",
 ];

@@ -93,6 +93,26 @@ const STOP_GRACE: Flag = Flag {
     help: "the longest that a pod may take to end when the node stops (default: 60)",
 };
 
+const DNS: Flag = Flag {
+    long: "dns",
+    short: None,
+    value: Some("on|off|auto"),
+    help: "the node's own DNS server at port 53 of the pods' gateway: names of Services, a cache for the rest (default: auto, \
+           which is on while the node is in no cluster)",
+};
+const CLUSTER_DNS: Flag = Flag {
+    long: "cluster-dns",
+    short: None,
+    value: Some("IP"),
+    help: "nameserver of pods that ask for the cluster's; may be given three times (default: the node's own server)",
+};
+pub const CLUSTER_DOMAIN: Flag = Flag {
+    long: "cluster-domain",
+    short: None,
+    value: Some("DOMAIN"),
+    help: "domain of the names of Services and pods (default: cluster.local)",
+};
+
 pub const VERB: Verb = Verb {
     name: "agent",
     operands: NO_OPERANDS,
@@ -110,6 +130,9 @@ pub const VERB: Verb = Verb {
         &POD_CIDR,
         &SERVICE_CIDR,
         &MTU,
+        &DNS,
+        &CLUSTER_DNS,
+        &CLUSTER_DOMAIN,
         &CGROUP_PARENT,
         &REGISTRIES,
         &CONTAINER_LOG_MAX_SIZE,
@@ -169,6 +192,24 @@ pub fn config(given: &Given) -> Result<Config, CliError> {
         config.service_cidrs = cidrs.into_iter().filter(|text| !text.is_empty()).map(str::to_owned).collect();
     }
     config.mtu = given.parse(&MTU, "a number of bytes")?;
+    if let Some(text) = given.text(&DNS)? {
+        config.dns = match text {
+            "on" => config::Dns::On,
+            "off" => config::Dns::Off,
+            "auto" => config::Dns::Auto,
+            other => return Err(usage(&DNS, other, "on, off or auto")),
+        };
+    }
+    for text in given.all(&CLUSTER_DNS)? {
+        config.cluster_dns.push(text.parse().map_err(|_| usage(&CLUSTER_DNS, text, "an address such as 10.96.0.10"))?);
+    }
+    if let Some(text) = given.text(&CLUSTER_DOMAIN)? {
+        let domain = text.strip_suffix('.').unwrap_or(text);
+        if !is_dns_name(domain) {
+            return Err(usage(&CLUSTER_DOMAIN, text, "a DNS name of a-z, 0-9, - and ., such as cluster.local"));
+        }
+        config.cluster_domain = domain.to_owned();
+    }
     if let Some(parent) = given.text(&CGROUP_PARENT)? {
         if !parent.starts_with('/') || parent.split('/').any(|part| part == "..") {
             return Err(usage(
@@ -259,6 +300,7 @@ fn run(given: &Given) -> Result<Exit, CliError> {
         handle: agent.handle(),
         runtime: agent.rooms.runtime.clone(),
         images: agent.rooms.images.clone(),
+        dns: agent.rooms.dns.clone(),
         facts: Facts {
             version: version::VERSION,
             node: config.node_name.clone(),

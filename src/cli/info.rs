@@ -47,6 +47,22 @@ pub fn fetch(client: Client) -> Result<AgentInfo, CliError> {
     info.ok_or(CliError::Hangup)
 }
 
+/// Where names are answered, and how it goes.
+fn names(info: &AgentInfo) -> String {
+    if info.dns.is_empty() {
+        return "no server".to_owned();
+    }
+    let count = |part: &str| info.dns_counters.iter().filter(|(name, _)| name.contains(part)).map(|(_, n)| n).sum::<u64>();
+    format!(
+        "{}: {} questions, {} answered from the cache, {} of them with old answers, {} failed",
+        info.dns.join(", "),
+        count("udp_requests") + count("tcp_requests"),
+        count("cache_hits") + count("cache_stale"),
+        count("cache_stale"),
+        count("failures")
+    )
+}
+
 fn text(info: &AgentInfo, kernel: &str, now: WallTime) -> String {
     let up = table::age(now.0 - info.started_at);
     let rows = [
@@ -71,6 +87,7 @@ fn text(info: &AgentInfo, kernel: &str, now: WallTime) -> String {
         ("logs", info.logs.clone()),
         ("cgroups", info.cgroup_parent.clone()),
         ("pod ranges", info.pod_cidrs.join(", ")),
+        ("dns", names(info)),
         ("pods", format!("{}, with {} running containers", info.pods, info.containers_running)),
         ("images", info.images.to_string()),
     ];

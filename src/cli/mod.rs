@@ -8,6 +8,7 @@ pub mod args;
 mod check;
 mod client;
 mod demo;
+mod dns;
 mod exec;
 pub mod exit;
 pub mod help;
@@ -54,6 +55,7 @@ pub const VERBS: &[&Verb] = &[
     &net::ADD,
     &net::DEL,
     &net::CHECK,
+    &dns::SERVE,
     &demo::MAKE,
     &demo::DEMO,
     &runtime::RUN,

@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 use super::apply::{self, Job, Left};
 use super::handle::{AgentHandle, Request, StopReport};
 use super::model::{Action, Desired, Node, Now, Observed, Outcome, Sandbox};
+use super::names::Names;
 use super::observe;
 use super::plan;
 use super::recover;
@@ -113,6 +114,7 @@ impl Agent {
             started: now.wall,
             swept: false,
             tended: now.boot,
+            names: Names::default(),
         };
         Ok(Agent { rooms, planner, messages, sender, known })
     }
@@ -221,6 +223,7 @@ struct Planner {
     started: i64,
     swept: bool,
     tended: i64,
+    names: Names,
 }
 
 impl Planner {
@@ -364,9 +367,17 @@ impl Planner {
             }
         };
         self.services.pods(services::pods(&self.desired, &self.observed));
+        self.name();
         self.answer_stops();
         self.sweep();
         wake
+    }
+
+    /// Before the source has spoken nothing is denied a name.
+    fn name(&mut self) {
+        if let (Some(dns), true) = (&self.rooms.dns, self.told) {
+            self.names.tell(&self.rooms, dns, &self.services);
+        }
     }
 
     fn dispatch(&mut self, action: Action) {

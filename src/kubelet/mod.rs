@@ -9,6 +9,7 @@ pub mod handle;
 pub mod instance;
 pub mod logs;
 pub mod model;
+pub mod names;
 pub mod observe;
 pub mod orphans;
 pub mod plan;

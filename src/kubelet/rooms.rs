@@ -17,7 +17,8 @@ use super::recover::Found;
 use super::remembered::{self, RememberError};
 use super::source::{self, DesiredPod};
 use crate::api::yaml;
-use crate::config::Config;
+use crate::config::{self, Config};
+use crate::dns::{self, Dns};
 use crate::images::model::RegistryConfig;
 use crate::images::{ImageError, Images, ImagesConfig};
 use crate::net::Net;
@@ -48,6 +49,8 @@ pub struct Rooms {
     pub images: Images,
     pub volumes: Volumes,
     pub pulls: Pulls,
+    /// The node's own DNS server, where it runs one.
+    pub dns: Option<Arc<Dns>>,
     pub host: HostFacts,
     pub capacity: NodeCapacity,
     pub node_ips: Vec<IpAddr>,
@@ -92,6 +95,8 @@ pub enum OpenError {
     Images(#[from] ImageError),
     #[error("open the volumes")]
     Volumes(#[from] VolumeError),
+    #[error(transparent)]
+    Dns(#[from] dns::DnsError),
     #[error("use this host's cgroups")]
     Cgroups(#[from] CgroupError),
     #[error("keep the agent's flags")]
@@ -108,7 +113,11 @@ pub struct Start {
 }
 
 pub fn open(config: Config, events: Sender<RuntimeEvent>) -> Result<Start, OpenError> {
-    let service_ranges = alone::service_ranges(&config.service_cidrs, &config.pod_cidrs)?;
+    // Who only ends pods serves nothing, and was not told the agent's ranges.
+    let service_ranges = match &config.manifests {
+        Some(_) => alone::service_ranges(&config.service_cidrs, &config.pod_cidrs)?,
+        None => Vec::new(),
+    };
     for dir in [&config.roots.run, &config.roots.state, &config.roots.kubelet, &config.roots.logs] {
         std::fs::create_dir_all(dir).map_err(|source| OpenError::Dir { path: dir.clone(), source })?;
     }
@@ -165,6 +174,7 @@ pub fn open(config: Config, events: Sender<RuntimeEvent>) -> Result<Start, OpenE
         }
     };
     ensure();
+    let dns = names(&config, &net, &cidrs)?;
     let living: Vec<(String, PathBuf)> =
         sandboxes.iter().filter(|s| s.alive).filter_map(|s| Some((s.uid.as_str().to_owned(), s.pins.net.clone()?))).collect();
     let attached = net
@@ -210,6 +220,7 @@ pub fn open(config: Config, events: Sender<RuntimeEvent>) -> Result<Start, OpenE
         images,
         volumes,
         pulls,
+        dns,
         host,
         capacity,
         node_ips,
@@ -227,6 +238,26 @@ fn addresses(state: &std::path::Path) -> Memory {
         tracing::warn!(path = %path.display(), why, "the stored addresses of Services cannot be read; they are looked for anew");
         Memory::default()
     })
+}
+
+/// Where the bridge's gateways are. Who only ends pods names none.
+fn names(config: &Config, net: &Net, pods: &[Cidr]) -> Result<Option<Arc<Dns>>, OpenError> {
+    let listen = net.gateways();
+    let on = matches!(config.dns, config::Dns::On | config::Dns::Auto);
+    if !on || config.manifests.is_none() || listen.is_empty() {
+        return Ok(None);
+    }
+    let allow = pods.iter().copied().chain(config::loopback()).collect();
+    let dns = Dns::start(dns::model::Config {
+        domain: config.cluster_domain.clone(),
+        listen,
+        port: 53,
+        allow,
+        resolv_conf: "/etc/resolv.conf".into(),
+        behind_stub: config::behind_stub(),
+        cache_bytes: dns::model::CACHE_BYTES,
+    })?;
+    Ok(Some(Arc::new(dns)))
 }
 
 fn images_config(config: &Config) -> Result<ImagesConfig, OpenError> {

@@ -194,6 +194,11 @@ impl Net {
         Ok(links.into_iter().filter(|(_, pod)| !seen.iter().any(|l| l.name == pod.link)).map(|(uid, _)| uid).collect())
     }
 
+    /// The node's addresses on the bridge, IPv4 first: the pods' routers.
+    pub fn gateways(&self) -> Vec<std::net::IpAddr> {
+        self.inner.cidrs.iter().map(|cidr| ipam::gateway(*cidr)).collect()
+    }
+
     /// What this kernel withholds, as far as we met it; [`lacks::probe`] tries everything.
     pub fn lacks(&self) -> Vec<Lack> {
         self.inner.state().lacks.values().cloned().collect()

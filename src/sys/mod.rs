@@ -12,6 +12,7 @@ pub mod dir;
 pub mod exe;
 pub mod failpoint;
 pub mod file;
+pub mod inet;
 pub mod inherit;
 pub mod mount;
 pub mod mount_table;

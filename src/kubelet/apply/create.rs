@@ -6,6 +6,7 @@
 
 use std::fs;
 use std::io;
+use std::net::IpAddr;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
@@ -13,6 +14,7 @@ use super::container::image_failed;
 use super::pod::hostname;
 use super::{Failed, Job, journal, spec, stamp};
 use crate::api::pod::{Container, DnsPolicy, Pod};
+use crate::config;
 use crate::images::Image;
 use crate::kubelet::env::{self, Facts};
 use crate::kubelet::model::{FailReason, NewAttempt, Outcome};
@@ -255,8 +257,8 @@ impl Making<'_> {
         let (host, mut problems) = if pod.spec.host_network {
             (texts::parse_resolv_conf(&node), Vec::new())
         } else {
-            let upstream = ["/run/systemd/resolve/resolv.conf", "/run/NetworkManager/no-stub-resolv.conf"];
-            let upstream = upstream.iter().map(|path| read_text(Path::new(path))).collect::<Result<Vec<_>, _>>()?;
+            let upstream = config::behind_stub();
+            let upstream = upstream.iter().map(|path| read_text(path)).collect::<Result<Vec<_>, _>>()?;
             let upstream: Vec<&str> = upstream.iter().map(String::as_str).filter(|text| !text.is_empty()).collect();
             texts::host_dns(&node, &upstream)
         };
@@ -269,6 +271,7 @@ impl Making<'_> {
                 .map(|option| texts::DnsOption { name: option.name.clone(), value: option.value.clone() })
                 .collect(),
         });
+        let cluster = cluster_dns(self.rooms);
         let input = ResolvInput {
             policy: match pod.spec.dns_policy.unwrap_or_default() {
                 DnsPolicy::ClusterFirst => texts::DnsPolicy::ClusterFirst,
@@ -279,17 +282,28 @@ impl Making<'_> {
             host_network: pod.spec.host_network,
             namespace: &self.job.namespace,
             host: &host,
-            cluster: None,
+            cluster: cluster.as_ref(),
             pod: wish.as_ref(),
         };
         let (text, more) = texts::resolv_conf(&input).map_err(Failed::because(FailReason::CreateConfig))?;
         problems.extend(more);
-        // A node that is alone has no cluster DNS: that is no news for each pod.
+        // With --dns=off nobody expects it; while the port is taken, the server says so itself.
         for problem in problems.iter().filter(|p| !matches!(p, texts::DnsProblem::NoClusterDns)) {
             tracing::warn!(pod = %self.job.full_name(), "DNS: {problem}");
         }
         Ok(text)
     }
+}
+
+/// Who names the cluster's things to pods. One of our own addresses is enough: all of them are
+/// one server, and musl's resolver would ask each of them everything.
+fn cluster_dns(rooms: &Rooms) -> Option<texts::ClusterDns> {
+    let config = &rooms.config;
+    let own = || rooms.dns.as_ref().and_then(|dns| dns.servers().into_iter().next());
+    let servers: Vec<IpAddr> =
+        if config.cluster_dns.is_empty() { own().into_iter().collect() } else { config.cluster_dns.clone() };
+    let servers: Vec<String> = servers.iter().map(ToString::to_string).collect();
+    (!servers.is_empty()).then(|| texts::ClusterDns { servers, domain: config.cluster_domain.clone() })
 }
 
 /// A container's own failure is an attempt that ended; all others are worth another try.

@@ -1,6 +1,7 @@
 //! The real [`Agent`]: answers from the planner's handle, the runtime and the images.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde_json::value::RawValue;
@@ -10,6 +11,7 @@ use super::model::{
     AgentInfo, AttemptView, ContainerView, ExecAsk, Failure, FailureKind, ImageView, PodView, PodsAsk, ProblemView, ServiceView,
 };
 use crate::config::Roots;
+use crate::dns::Dns;
 use crate::images::{Image, ImageError, Images, ImportOptions, PullAuth};
 use crate::kubelet::handle::{self, AgentHandle, AskError};
 use crate::kubelet::source::{Origin, Problem};
@@ -20,6 +22,7 @@ pub struct Door {
     pub handle: AgentHandle,
     pub runtime: Runtime,
     pub images: Images,
+    pub dns: Option<Arc<Dns>>,
     pub facts: Facts,
 }
 
@@ -87,6 +90,8 @@ impl Agent for Door {
             cgroup_parent: self.facts.cgroup_parent.clone(),
             unit: unit(),
             pod_cidrs: self.facts.pod_cidrs.clone(),
+            dns: self.dns.iter().flat_map(|dns| dns.servers()).map(|ip| ip.to_string()).collect(),
+            dns_counters: self.dns.iter().flat_map(|dns| dns.counters().read()).map(|(name, n)| (name.to_owned(), n)).collect(),
             pods: count(pods.len()),
             containers_running: count(running),
             images: count(images.len()),

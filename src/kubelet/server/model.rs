@@ -248,6 +248,10 @@ pub struct AgentInfo {
     /// The systemd unit that the agent runs in; empty without one.
     pub unit: String,
     pub pod_cidrs: Vec<String>,
+    /// Where the DNS server answers; empty: nowhere.
+    pub dns: Vec<String>,
+    /// Its counters, by the names that metrics have.
+    pub dns_counters: Vec<(String, u64)>,
     pub pods: u32,
     pub containers_running: u32,
     pub images: u32,

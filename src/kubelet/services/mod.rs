@@ -37,6 +37,7 @@ pub struct Services {
     /// Slices made here, by Service.
     made: BTreeMap<Name, Made>,
     cache: Cache,
+    revision: u64,
 }
 
 #[derive(Default)]
@@ -60,6 +61,7 @@ impl Services {
             pods: Vec::new(),
             made: BTreeMap::new(),
             cache,
+            revision: 0,
         }
     }
 
@@ -68,6 +70,7 @@ impl Services {
         if Arc::ptr_eq(&self.objects, objects) {
             return None;
         }
+        self.revision += 1;
         let before = std::mem::replace(&mut self.objects, Arc::clone(objects));
         let keys: BTreeSet<_> = before.slices.keys().chain(objects.slices.keys()).collect();
         for key in keys {
@@ -97,6 +100,7 @@ impl Services {
         if self.pods == pods {
             return;
         }
+        self.revision += 1;
         let before = std::mem::replace(&mut self.pods, pods);
         let changed: Vec<&Pod> =
             before.iter().filter(|p| !self.pods.contains(p)).chain(self.pods.iter().filter(|p| !before.contains(p))).collect();
@@ -143,6 +147,11 @@ impl Services {
     /// Every port of every Service.
     pub fn ports(&self) -> impl Iterator<Item = ServicePort> + '_ {
         self.cache.all()
+    }
+
+    /// Another one whenever objects or pods are others.
+    pub fn revision(&self) -> u64 {
+        self.revision
     }
 
     pub fn node(&self) -> &NodeFacts {

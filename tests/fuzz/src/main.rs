@@ -6,6 +6,7 @@
 
 mod image;
 mod memory;
+mod names;
 mod node;
 mod object;
 mod wire;
@@ -35,6 +36,8 @@ const TARGETS: &[(&str, Target)] = &[
     ("socket_frame", wire::socket),
     ("netlink", wire::netlink),
     ("uevent", wire::uevent),
+    ("dns_question", names::question),
+    ("dns_reply", names::reply),
     ("log_lines", node::log_lines),
     ("log_writer", node::log_writer),
     ("resolv", node::resolv),
