@@ -4,6 +4,7 @@ pub mod alone;
 pub mod apply;
 pub mod conntrack;
 pub mod lacks;
+pub mod layout;
 pub mod model;
 pub mod observe;
 pub mod service;

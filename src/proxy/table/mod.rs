@@ -9,3 +9,5 @@ pub mod ir;
 pub mod needs;
 pub mod ranges;
 pub mod read_back;
+pub mod text;
+pub mod trace;

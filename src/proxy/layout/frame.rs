@@ -1,0 +1,223 @@
+//! The parts of a table that no Service changes: its sets, and its chains at hooks.
+//!
+//! ```text
+//! prerouting, output       nat dstnat     jump services
+//! services                 to loopback: return
+//!                          ip daddr . meta l4proto . th dport vmap @svc
+//!                          not to this node: return
+//!                          dnat to … map @hostip-hostports, dnat to … map @hostports
+//!                          [ip daddr @nodeport-ips] meta l4proto . th dport vmap @nodeports
+//! input, forward, outgoing filter         new: … vmap @noep
+//!   input                                 new, to this node: … vmap @noep-nodeports
+//!   forward, outgoing                     new, ip daddr @cluster-ips: reject; to a Service range: drop
+//! postrouting              nat srcnat     marked: masquerade
+//!                                         translated, a pod to itself: masquerade
+//!                                         pods to the outside: masquerade
+//! firewall-prerouting, firewall-output    filter dstnat-10, only while a Service has source ranges
+//! reject                                  reject
+//! ```
+//!
+//! Invariants: only packets to an address of this host are translated for a port of the host
+//! (CVE-2025-67499), never those to loopback (no route_localnet, CVE-2020-8558). A Service's
+//! address wins over a host port, a host port over a NodePort.
+#![deny(clippy::disallowed_methods)]
+
+use super::super::table::ir::{
+    Base, Chain, ChainType, CtStates, Element, Field, Hook, Key, Name, Reject, Rule, SetSpec, Step, Table, Type, Value, Verdict,
+};
+use super::ground::{Ground, NodePorts};
+
+/// Address, protocol and port of a Service → chain that chooses an endpoint.
+pub const SERVICES: &str = "svc";
+/// … and index → endpoint.
+pub const ENDPOINTS: &str = "eps";
+/// Protocol and port of the node → chain that chooses an endpoint.
+pub const NODE_PORTS: &str = "nodeports";
+/// … and index → endpoint.
+pub const NODE_PORT_ENDPOINTS: &str = "nodeport-eps";
+/// The node's addresses that take NodePorts, where not all do.
+pub const NODE_PORT_IPS: &str = "nodeport-ips";
+/// What has no endpoint → reject or drop.
+pub const WITHOUT: &str = "noep";
+pub const NODE_PORTS_WITHOUT: &str = "noep-nodeports";
+pub const CLUSTER_IPS: &str = "cluster-ips";
+/// What only some sources may use.
+pub const RESTRICTED: &str = "fw-vips";
+/// … and those sources.
+pub const SOURCES: &str = "fw-sources";
+pub const HOST_PORTS: &str = "hostports";
+pub const HOST_IP_PORTS: &str = "hostip-hostports";
+/// Pods' addresses, each twice.
+pub const HAIRPIN: &str = "hairpin";
+
+pub const REJECT: &str = "reject";
+
+/// Of packets that are to be masqueraded: kube-proxy's bit, which other programs know to leave
+/// alone. It is gone when the packet leaves.
+pub const MASQUERADE_MARK: u32 = 0x4000;
+
+const DSTNAT: i32 = -100;
+const FILTER: i32 = 0;
+const SRCNAT: i32 = 100;
+
+pub(super) fn verdict(map: &str, key: &[Field]) -> Step {
+    Step::VerdictMap { key: key.to_vec(), map: map.into() }
+}
+
+fn in_set(set: &str, key: &[Field], not: bool) -> Step {
+    Step::InSet { key: key.to_vec(), set: set.into(), not }
+}
+
+fn new() -> Step {
+    Step::CtState { states: CtStates::NEW, not: false }
+}
+
+const VIP: [Field; 3] = [Field::Destination, Field::Protocol, Field::DestinationPort];
+const PORT: [Field; 2] = [Field::Protocol, Field::DestinationPort];
+
+fn at(kind: ChainType, hook: Hook, priority: i32, rules: Vec<Rule>) -> Chain {
+    Chain { base: Some(Base { kind, hook, priority }), rules }
+}
+
+/// A table without any Service, host port or pod.
+pub(super) fn frame(ground: &Ground) -> Table {
+    let mut table = Table::new(ground.family, &ground.table);
+    for (name, spec) in sets(ground) {
+        table.sets.insert(name.into(), spec);
+    }
+    if let NodePorts::On(addresses) = &ground.node_ports {
+        let elements = addresses.iter().map(|ip| (Key::of(&[Value::Address(*ip)]), Element::bare()));
+        table.elements.insert(NODE_PORT_IPS.into(), elements.collect());
+        table.elements.retain(|_, elements| !elements.is_empty());
+    }
+    let mut chain = |name: &str, chain| table.chains.insert(name.into(), chain);
+    let to_services = || vec![Rule::new("Services and host ports", vec![Step::Verdict(Verdict::Jump("services".into()))])];
+    chain("prerouting", at(ChainType::Nat, Hook::Prerouting, DSTNAT, to_services()));
+    chain("output", at(ChainType::Nat, Hook::Output, DSTNAT, to_services()));
+    chain("postrouting", at(ChainType::Nat, Hook::Postrouting, SRCNAT, masquerading(ground)));
+    chain("services", Chain { base: None, rules: services(ground) });
+    let rejecting = Rule::new("nobody serves this", vec![Step::Reject(Reject::PortUnreachable)]);
+    chain(REJECT, Chain { base: None, rules: vec![rejecting] });
+    let without = Rule::new("Services without endpoints", vec![new(), verdict(WITHOUT, &VIP)]);
+    let node_ports = Rule::new(
+        "NodePorts without endpoints",
+        vec![
+            new(),
+            Step::DestinationIn { cidr: ground.loopback(), not: true },
+            match &ground.node_ports {
+                NodePorts::EveryLocal => Step::DestinationIsLocal { not: false },
+                NodePorts::On(_) => in_set(NODE_PORT_IPS, &[Field::Destination], false),
+            },
+            verdict(NODE_PORTS_WITHOUT, &PORT),
+        ],
+    );
+    chain("input", at(ChainType::Filter, Hook::Input, FILTER, vec![without.clone(), node_ports]));
+    let mut outward = vec![without];
+    outward.extend(no_such_service(ground));
+    chain("forward", at(ChainType::Filter, Hook::Forward, FILTER, outward.clone()));
+    chain("outgoing", at(ChainType::Filter, Hook::Output, FILTER, outward));
+    table
+}
+
+fn sets(ground: &Ground) -> Vec<(&'static str, SetSpec)> {
+    use Type::{Address, Index, Port, Protocol};
+    let mut sets = vec![
+        (SERVICES, SetSpec::verdict_map(&[Address, Protocol, Port])),
+        (ENDPOINTS, SetSpec::map(&[Address, Protocol, Port, Index], &[Address, Port])),
+        (NODE_PORTS, SetSpec::verdict_map(&[Protocol, Port])),
+        (NODE_PORT_ENDPOINTS, SetSpec::map(&[Protocol, Port, Index], &[Address, Port])),
+        (WITHOUT, SetSpec::verdict_map(&[Address, Protocol, Port])),
+        (NODE_PORTS_WITHOUT, SetSpec::verdict_map(&[Protocol, Port])),
+        (CLUSTER_IPS, SetSpec::set(&[Address])),
+        (HAIRPIN, SetSpec::set(&[Address, Address])),
+    ];
+    if let NodePorts::On(_) = ground.node_ports {
+        sets.push((NODE_PORT_IPS, SetSpec::set(&[Address])));
+    }
+    if ground.fib {
+        sets.push((HOST_PORTS, SetSpec::map(&[Protocol, Port], &[Address, Port])));
+        sets.push((HOST_IP_PORTS, SetSpec::map(&[Protocol, Address, Port], &[Address, Port])));
+    }
+    sets
+}
+
+fn services(ground: &Ground) -> Vec<Rule> {
+    let back = || Step::Verdict(Verdict::Return);
+    let mut rules = vec![
+        Rule::new("loopback stays on the node", vec![Step::DestinationIn { cidr: ground.loopback(), not: false }, back()]),
+        Rule::new("addresses of Services", vec![verdict(SERVICES, &VIP)]),
+    ];
+    if ground.fib {
+        let host =
+            |comment, key: &[Field], map: &str| Rule::new(comment, vec![Step::DnatMap { key: key.to_vec(), map: map.into() }]);
+        let by_address = [Field::Protocol, Field::Destination, Field::DestinationPort];
+        rules.push(Rule::new("not to this node", vec![Step::DestinationIsLocal { not: true }, back()]));
+        rules.push(host("hostPort with hostIP", &by_address, HOST_IP_PORTS));
+        rules.push(host("hostPort", &PORT, HOST_PORTS));
+    }
+    let mut node_ports = vec![verdict(NODE_PORTS, &PORT)];
+    if let NodePorts::On(_) = ground.node_ports {
+        node_ports.insert(0, in_set(NODE_PORT_IPS, &[Field::Destination], false));
+    }
+    rules.push(Rule::new("NodePorts", node_ports));
+    rules
+}
+
+fn masquerading(ground: &Ground) -> Vec<Rule> {
+    let bits = MASQUERADE_MARK;
+    let marked = vec![Step::MarkHas { bits, not: false }, Step::MarkXor { bits }, Step::Masquerade { fully_random: true }];
+    let to_itself = vec![
+        Step::CtStatusDnat { not: false },
+        in_set(HAIRPIN, &[Field::Source, Field::Destination], false),
+        Step::Masquerade { fully_random: false },
+    ];
+    let mut rules = vec![
+        Rule::new("answers have to come back through this node", marked),
+        Rule::new("a pod that is its own endpoint", to_itself),
+    ];
+    if let Some(bridge) = &ground.bridge {
+        rules.extend(ground.pod_cidrs.iter().map(|cidr| {
+            let outside = vec![
+                Step::SourceIn { cidr: *cidr, not: false },
+                Step::DestinationIn { cidr: *cidr, not: true },
+                Step::OutInterface { name: Name::clone(bridge), not: true },
+                Step::Masquerade { fully_random: false },
+            ];
+            Rule::new("pods to the outside", outside)
+        }));
+    }
+    rules
+}
+
+fn no_such_service(ground: &Ground) -> Vec<Rule> {
+    let unknown = vec![new(), in_set(CLUSTER_IPS, &[Field::Destination], false), Step::Reject(Reject::PortUnreachable)];
+    let mut rules = vec![Rule::new("a port that the Service does not have", unknown)];
+    rules.extend(ground.service_cidrs.iter().map(|cidr| {
+        let unallocated = vec![new(), Step::DestinationIn { cidr: *cidr, not: false }, Step::Verdict(Verdict::Drop)];
+        Rule::new("no Service has this address", unallocated)
+    }));
+    rules
+}
+
+/// Sets and chains that are there while a Service has loadBalancerSourceRanges. Ahead of
+/// translation, where the Service's address is still to be seen.
+pub(super) fn firewall() -> (Vec<(Name, SetSpec)>, Vec<(Name, Chain)>) {
+    use Type::{Address, Port, Protocol};
+    let sets = vec![
+        (RESTRICTED.into(), SetSpec::set(&[Address, Protocol, Port])),
+        (SOURCES.into(), SetSpec::set(&[Address, Protocol, Port, Address]).of_ranges()),
+    ];
+    let [destination, protocol, port] = VIP;
+    let outside = vec![
+        new(),
+        in_set(RESTRICTED, &VIP, false),
+        in_set(SOURCES, &[destination, protocol, port, Field::Source], true),
+        Step::Verdict(Verdict::Drop),
+    ];
+    let chain = |hook| {
+        let rules = vec![Rule::new("not in loadBalancerSourceRanges", outside.clone())];
+        at(ChainType::Filter, hook, DSTNAT - 10, rules)
+    };
+    let chains = vec![("firewall-prerouting".into(), chain(Hook::Prerouting)), ("firewall-output".into(), chain(Hook::Output))];
+    (sets, chains)
+}
