@@ -7,6 +7,7 @@
 mod image;
 mod memory;
 mod names;
+mod network;
 mod node;
 mod object;
 mod wire;
@@ -17,6 +18,7 @@ type Target = fn(&[u8]);
 
 const TARGETS: &[(&str, Target)] = &[
     ("pod", object::pod),
+    ("network", network::network),
     ("yaml", object::yaml),
     ("spec", object::spec),
     ("pull_secret", object::pull_secret),
