@@ -11,8 +11,12 @@ use serde_json::json;
 use super::args::{Body, Flag, Given, INSTANCE, NO_OPERANDS, OUTPUT, Output, ROOT, Verb};
 use super::exit::{CliError, Exit};
 use crate::config::Config;
+use crate::kubelet::host_ports::HostPorts;
 use crate::net::Net;
 use crate::net::model::{AttachRequest, Attachment, HostPort, L4, NetConfig, NetError, pod_range};
+use crate::net::plan::Names;
+use crate::proxy::model::NodeFacts;
+use crate::proxy::{Proxy, ProxyConfig};
 use crate::runtime;
 use crate::store::effects::Effects;
 use crate::store::lock::StoreLock;
@@ -73,8 +77,14 @@ pub const CHECK: Verb = Verb {
     body: Body::Parsed(check),
 };
 
-/// The room, and the lock that keeps an agent out.
-fn open(given: &Given) -> Result<(Net, StoreLock), CliError> {
+/// The room with whom it works with, and the lock that keeps an agent out.
+struct Opened {
+    net: Net,
+    proxy: Proxy,
+    _lock: StoreLock,
+}
+
+fn open(given: &Given) -> Result<Opened, CliError> {
     let config: Config = super::agent::config(given)?;
     let texts = given.all(&POD_CIDR)?;
     let texts: Vec<&str> = if texts.is_empty() { config.pod_cidrs.iter().map(String::as_str).collect() } else { texts };
@@ -90,8 +100,14 @@ fn open(given: &Given) -> Result<(Net, StoreLock), CliError> {
     let (effects, _) =
         Effects::open(&config.roots.run, &boot_id).map_err(|e| CliError::because("open the effects journal", e))?;
     let mtu = given.parse(&MTU, "a number")?;
+    let effects = Arc::new(effects);
+    let bridge = Names::new(&config.instance).map_err(failed)?.bridge;
+    let node = NodeFacts { pod_cidrs: cidrs.clone(), bridge, ..NodeFacts::default() };
+    let proxy = ProxyConfig { table: config.instance.clone(), node, service_cidrs: Vec::new() };
+    let proxy = Proxy::open(proxy, Arc::clone(&effects)).map_err(|e| CliError::because("open the proxy", e))?;
     let net = NetConfig { instance: config.instance, cidrs, run: config.roots.run, mtu };
-    Ok((Net::open(net, Arc::new(effects)).map_err(failed)?, lock))
+    let net = Net::open(net, effects, Arc::new(HostPorts(proxy.clone()))).map_err(failed)?;
+    Ok(Opened { net, proxy, _lock: lock })
 }
 
 fn failed(error: NetError) -> CliError {
@@ -112,8 +128,8 @@ fn add(given: &Given) -> Result<Exit, CliError> {
     let host_ports = given.all(&HOST_PORT)?.into_iter().map(host_port).collect::<Result<Vec<_>, _>>()?;
     let pod = given.text(&POD)?.unwrap_or(&uid).to_owned();
     let request = AttachRequest { uid, pod, netns: netns(given)?, host_ports };
-    let (net, _lock) = open(given)?;
-    let attachment = net.attach(&request).map_err(failed)?;
+    let opened = open(given)?;
+    let attachment = opened.net.attach(&request).map_err(failed)?;
     print_attachment(given, &attachment)
 }
 
@@ -128,8 +144,8 @@ fn print_attachment(given: &Given, attachment: &Attachment) -> Result<Exit, CliE
 
 fn del(given: &Given) -> Result<Exit, CliError> {
     let uid = uid(given)?;
-    let (net, _lock) = open(given)?;
-    net.detach(uid).map_err(failed)?;
+    let opened = open(given)?;
+    opened.net.detach(uid).map_err(failed)?;
     Ok(Exit::Ok)
 }
 
@@ -138,27 +154,32 @@ fn check(given: &Given) -> Result<Exit, CliError> {
         Some(uid) => Some((uid.to_owned(), netns(given)?)),
         None => None,
     };
-    let (net, _lock) = open(given)?;
+    let Opened { net, proxy, _lock } = open(given)?;
     net.ensure().map_err(failed)?;
-    let lacks = net.lacks();
     if let Some((uid, netns)) = living {
         let attachment = net.attachment(&uid, &netns).map_err(failed)?;
         let attachment = attachment
             .ok_or_else(|| CliError::NotFound(format!("the network of {uid} is not whole; `coracle net add` makes it so")))?;
         return print_attachment(given, &attachment);
     }
+    let of_net = net.lacks().into_iter().map(|l| (format!("{:?}", l.feature), l.said, l.consequence, l.cure));
+    let of_proxy = proxy.lacks().into_iter().map(|l| (l.feature.name().to_owned(), l.said, l.consequence, l.cure));
+    let lacks: Vec<_> = of_net.chain(of_proxy).collect();
     super::print(&match given.output()? {
         Output::Json => {
             let lacks: Vec<_> = lacks
                 .iter()
-                .map(|l| json!({ "feature": format!("{:?}", l.feature), "said": l.said, "consequence": l.consequence, "cure": l.cure }))
+                .map(|(feature, said, consequence, cure)| {
+                    json!({ "feature": feature, "said": said, "consequence": consequence, "cure": cure })
+                })
                 .collect();
             format!("{}\n", json!({ "lacks": lacks }))
         }
         Output::Table | Output::Wide if lacks.is_empty() => "the network is as it should be\n".to_owned(),
-        Output::Table | Output::Wide => {
-            lacks.iter().map(|l| format!("{:?}: {} ({}); {}\n", l.feature, l.consequence, l.said, l.cure)).collect()
-        }
+        Output::Table | Output::Wide => lacks
+            .iter()
+            .map(|(feature, said, consequence, cure)| format!("{feature}: {consequence} ({said}); {cure}\n"))
+            .collect(),
     })?;
     Ok(Exit::Ok)
 }

@@ -6,6 +6,7 @@ pub mod apply;
 pub mod defaults;
 pub mod env;
 pub mod handle;
+pub mod host_ports;
 pub mod instance;
 pub mod logs;
 pub mod model;

@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, mpsc};
 
+use super::host_ports::HostPorts;
 use super::instance::{self, InstanceError, InstanceLock};
 use super::orphans;
 use super::pulls::Pulls;
@@ -25,6 +26,7 @@ use crate::net::Net;
 use crate::net::model::{Cidr, NetConfig, NetError};
 use crate::proxy::alone::{self, Memory};
 use crate::proxy::model::{NodeFacts, NodePortAddresses};
+use crate::proxy::{Proxy, ProxyConfig, ProxyError};
 use crate::runtime::cgroup::{CgroupError, Cgroups};
 use crate::runtime::model::RuntimeEvent;
 use crate::runtime::spec::HostFacts;
@@ -46,6 +48,7 @@ pub struct Rooms {
     pub runtime: Runtime,
     pub cgroups: Cgroups,
     pub net: Net,
+    pub proxy: Proxy,
     pub images: Images,
     pub volumes: Volumes,
     pub pulls: Pulls,
@@ -91,6 +94,8 @@ pub enum OpenError {
     Runtime(#[from] RuntimeError),
     #[error("open the network")]
     Net(#[from] NetError),
+    #[error("open the proxy")]
+    Proxy(#[from] ProxyError),
     #[error("open the images")]
     Images(#[from] ImageError),
     #[error("open the volumes")]
@@ -163,9 +168,20 @@ pub fn open(config: Config, events: Sender<RuntimeEvent>) -> Result<Start, OpenE
         tracing::warn!(pods = ?orphans, "processes of pods that nobody could reach any more were ended: their run directories are gone");
     }
     let cidrs = config.pod_cidrs.iter().map(|text| crate::net::model::pod_range(text)).collect::<Result<Vec<_>, _>>()?;
+    let node_ips = if config.node_ips.is_empty() { default_ips() } else { config.node_ips.clone() };
+    let facts = NodeFacts {
+        name: config.node_name.clone(),
+        zone: None,
+        addresses: node_ips.clone(),
+        pod_cidrs: cidrs.clone(),
+        node_port_addresses: NodePortAddresses::default(),
+        bridge: format!("{}0", config.instance),
+    };
+    let proxy = ProxyConfig { table: config.instance.clone(), node: facts.clone(), service_cidrs: service_ranges.clone() };
+    let proxy = Proxy::open(proxy, Arc::clone(&effects))?;
     let net_config =
         NetConfig { instance: config.instance.clone(), cidrs: cidrs.clone(), run: config.roots.run.clone(), mtu: config.mtu };
-    let net = Net::open(net_config, Arc::clone(&effects))?;
+    let net = Net::open(net_config, Arc::clone(&effects), Arc::new(HostPorts(proxy.clone())))?;
     // Before, so that what lives has a bridge; and after, since more may have been found to live.
     // A host without a bridge still runs hostNetwork pods; each other pod says why it cannot.
     let ensure = || {
@@ -192,21 +208,12 @@ pub fn open(config: Config, events: Sender<RuntimeEvent>) -> Result<Start, OpenE
     let images = Images::open(images_config(&config)?)?;
     let (known, manifests) = manifests(&store, &state);
     let host = HostFacts::observe().map_err(|source| OpenError::Host { what: "capabilities and devices", source })?;
-    let node_ips = if config.node_ips.is_empty() { default_ips() } else { config.node_ips.clone() };
     let capacity = NodeCapacity {
         memory: memory().map_err(|source| OpenError::Host { what: "memory", source })?,
         milli_cpu: std::thread::available_parallelism().map_or(1, |n| n.get() as u64) * 1000,
         pod_pids_limit: config.pod_pids_limit,
     };
     let found = Found { store: state, sandboxes, attached, manifests, boot: boot_id.clone(), pulls: pulls.all() };
-    let facts = NodeFacts {
-        name: config.node_name.clone(),
-        zone: None,
-        addresses: node_ips.clone(),
-        pod_cidrs: cidrs,
-        node_port_addresses: NodePortAddresses::default(),
-        bridge: format!("{}0", config.instance),
-    };
     let addresses = addresses(&config.roots.state);
     let rooms = Rooms {
         facts,
@@ -217,6 +224,7 @@ pub fn open(config: Config, events: Sender<RuntimeEvent>) -> Result<Start, OpenE
         runtime,
         cgroups,
         net,
+        proxy,
         images,
         volumes,
         pulls,

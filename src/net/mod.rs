@@ -2,21 +2,21 @@
 //!
 //! ```text
 //!  outside ── uplink ── routing ── <instance>0 (gateway addresses) ── veth… ── eth0 of a pod (/32, /128)
-//!                          └─ nftables tables ip/ip6 <instance>: masquerade, hostPort
 //! ```
 //!
 //! All traffic of a pod is routed by the host (its default route leads through the bridge's
-//! address), so that address translation sees both directions without br_netfilter.
+//! address), so that address translation sees both directions without br_netfilter. Translation
+//! itself (masquerade, host ports) is the proxy's: [`model::Ports`] is what we ask of it.
 //!
 //! Invariant: an address is given to one pod at a time, whatever was killed when; what lives in
 //! the kernel decides, leases in `<run>/net` come second, memory never. DESIGN.md §5.
 //!
 //! A lease is written before anything is made for a pod and goes after all of it is gone. Locks:
-//! `pass` orders passes over the host, `tables` transactions, `memory` the allocator's file; `state` is held for moments,
+//! `pass` orders passes over the host, `memory` the allocator's file; `state` is held for moments,
 //! never over a call to the kernel, and is the only one taken while another is held.
 
 mod apply;
-mod firewall;
+mod flows;
 mod host;
 pub mod ipam;
 pub mod lacks;
@@ -26,7 +26,6 @@ pub mod observe;
 pub mod plan;
 mod pod;
 mod recover;
-pub mod tables;
 pub mod texts;
 mod watch;
 
@@ -41,7 +40,7 @@ use apply::reached;
 use ipam::Ipam;
 pub use lacks::probe;
 use leases::{Lease, Leases};
-use model::{AttachRequest, Attachment, Cidr, Feature, Lack, NetConfig, NetError};
+use model::{AttachRequest, Attachment, Cidr, Feature, Lack, NetConfig, NetError, Ports};
 use plan::{Holding, Names};
 use pod::PodLink;
 pub use watch::Watch;
@@ -61,8 +60,8 @@ struct Inner {
     leases: Leases,
     boot_id: String,
     effects: Arc<Effects>,
+    ports: Arc<dyn Ports>,
     pass: Mutex<()>,
-    tables: Mutex<()>,
     memory: Mutex<()>,
     state: Mutex<State>,
 }
@@ -73,7 +72,6 @@ struct State {
     /// By uid.
     pods: BTreeMap<String, Pod>,
     lacks: BTreeMap<Feature, Lack>,
-    tables: Vec<firewall::Table>,
     /// The host was seen as it should be, bridge and all.
     ensured: bool,
 }
@@ -86,8 +84,8 @@ struct Pod {
 }
 
 impl Net {
-    /// Checks the configuration and reads the leases; changes nothing.
-    pub fn open(config: NetConfig, effects: Arc<Effects>) -> Result<Net, NetError> {
+    /// Checks the configuration and reads the leases, of which `ports` is told; changes nothing.
+    pub fn open(config: NetConfig, effects: Arc<Effects>, ports: Arc<dyn Ports>) -> Result<Net, NetError> {
         let names = Names::new(&config.instance)?;
         let mut cidrs = config.cidrs.clone();
         cidrs.sort();
@@ -121,22 +119,22 @@ impl Net {
         if let Some(memory) = leases.memory(&boot_id).map_err(read)? {
             ipam.recall(&memory);
         }
-        let tables = firewall::Table::all(&names, &cidrs);
-        let state = State { ipam, pods, lacks, tables, ensured: false };
-        let (pass, tables, memory, state) = (Mutex::new(()), Mutex::new(()), Mutex::new(()), Mutex::new(state));
-        Ok(Net {
-            inner: Arc::new(Inner { names, cidrs, mtu: config.mtu, leases, boot_id, effects, pass, tables, memory, state }),
-        })
+        ports
+            .know(pods.values().map(|pod: &Pod| pod.lease.ports()).collect())
+            .map_err(NetError::ports("tell of the leases", ""))?;
+        let state = State { ipam, pods, lacks, ensured: false };
+        let (pass, memory, state) = (Mutex::new(()), Mutex::new(()), Mutex::new(state));
+        Ok(Net { inner: Arc::new(Inner { names, cidrs, mtu: config.mtu, leases, boot_id, effects, ports, pass, memory, state }) })
     }
 
-    /// Makes bridge, sysctls and tables what they have to be. Idempotent.
+    /// Makes bridge and sysctls what they have to be, and has the ports looked at. Idempotent.
     pub fn ensure(&self) -> Result<(), NetError> {
         self.inner.ensure_host()?;
-        self.inner.ensure_tables()
+        self.inner.ensure_ports()
     }
 
-    /// Starts the thread that re-checks every 20 s, when br_netfilter is loaded and when somebody
-    /// changed our tables. It ends when the value is dropped.
+    /// Starts the thread that re-checks every 20 s and when br_netfilter is loaded. It ends when the
+    /// value is dropped.
     pub fn watch(&self) -> Result<Watch, NetError> {
         Watch::start(self.clone())
     }
@@ -144,8 +142,8 @@ impl Net {
     /// Gives the pod's namespace its eth0, addresses, routes and host ports. Again for the same
     /// uid: the same answer.
     pub fn attach(&self, request: &AttachRequest) -> Result<Attachment, NetError> {
-        let (lease, before) = self.inner.reserve(request)?;
-        match self.inner.attach(&lease, before.as_ref()) {
+        let lease = self.inner.reserve(request)?;
+        match self.inner.attach(&lease) {
             Ok(mtu) => Ok(Attachment { addresses: lease.addresses, mtu }),
             Err(error) => {
                 // What cannot be taken back now stays reserved: detach or the next start does it.
@@ -199,7 +197,7 @@ impl Net {
         self.inner.cidrs.iter().map(|cidr| ipam::gateway(*cidr)).collect()
     }
 
-    /// What this kernel withholds, as far as we met it; [`lacks::probe`] tries everything.
+    /// What this kernel withholds from us, as far as we met it; [`lacks::probe`] tries everything.
     pub fn lacks(&self) -> Vec<Lack> {
         self.inner.state().lacks.values().cloned().collect()
     }
@@ -224,8 +222,8 @@ impl Inner {
         move |source| NetError::Io { operation, object: object.clone(), source }
     }
 
-    /// Addresses and host ports for a pod, or why there are none; and the lease that it had before.
-    fn reserve(&self, request: &AttachRequest) -> Result<(Lease, Option<Lease>), NetError> {
+    /// Addresses and host ports for a pod, or why there are none.
+    fn reserve(&self, request: &AttachRequest) -> Result<Lease, NetError> {
         if self.cidrs.is_empty() {
             return Err(NetError::NoRange { pod: request.pod.clone() });
         }
@@ -235,13 +233,6 @@ impl Inner {
             p.lease.host_ports.iter().map(move |port| Holding { uid, pod, port })
         });
         plan::check_host_ports(&request.uid, &request.pod, &request.host_ports, held, &self.cidrs)?;
-        if let Some(port) = request.host_ports.first()
-            && state.tables.iter().all(|t| !t.serves_host_ports())
-            && let Some(lack) =
-                state.lacks.values().find(|l| (Feature::NfTables..=Feature::FibIpv6).contains(&l.feature)).cloned()
-        {
-            return Err(NetError::HostPortLack { pod: request.pod.clone(), port: port.clone(), lack });
-        }
         let wanted = state.pods.get(&request.uid).map(|p| p.lease.addresses.clone()).unwrap_or_default();
         let now = clock::boot_nanos();
         let addresses = state
@@ -255,11 +246,11 @@ impl Inner {
             addresses,
             host_ports: request.host_ports.clone(),
         };
-        let before = state.pods.insert(request.uid.clone(), Pod { lease: lease.clone(), leaving: false });
-        Ok((lease, before.map(|pod| pod.lease)))
+        state.pods.insert(request.uid.clone(), Pod { lease: lease.clone(), leaving: false });
+        Ok(lease)
     }
 
-    fn attach(&self, lease: &Lease, before: Option<&Lease>) -> Result<u32, NetError> {
+    fn attach(&self, lease: &Lease) -> Result<u32, NetError> {
         let started = std::time::Instant::now();
         self.leases.save(lease).map_err(self.lease_io("write the lease of", &lease.uid))?;
         self.save_memory()?;
@@ -274,11 +265,8 @@ impl Inner {
                 link.make(&mut socket, &self.effects, &bridge)?
             }
         };
-        match before {
-            // Whatever it had and has no more goes.
-            Some(before) if before.host_ports != lease.host_ports => self.ensure_tables()?,
-            _ => self.open_host_ports(lease)?,
-        }
+        // Whatever it had and has no more goes.
+        self.ports.open(&lease.ports()).map_err(NetError::ports("open the host ports of", &lease.pod))?;
         reached("net.attach.hostports", &lease.pod)?;
         tracing::debug!(pod = lease.pod, addresses = ?lease.addresses, took = ?started.elapsed(), "attached to the network");
         Ok(mtu)
@@ -296,7 +284,7 @@ impl Inner {
             return Ok(bridge);
         }
         self.ensure_host()?;
-        self.ensure_tables()?;
+        self.ensure_ports()?;
         rtnl::link(socket, &self.names.bridge).map_err(look)?.ok_or_else(|| NetError::Io {
             operation: "find the bridge",
             object: self.names.bridge.clone(),
@@ -323,7 +311,7 @@ impl Inner {
                 host_ports: Vec::new(),
             }),
         };
-        self.close_host_ports(&lease)?;
+        self.ports.close(&lease.uid).map_err(NetError::ports("close the host ports of", &lease.pod))?;
         reached("net.detach.hostports", &lease.pod)?;
         let link = PodLink { names: &self.names, lease: &lease, cidrs: &self.cidrs };
         link.unmake(&mut self.route_socket()?, &self.effects)?;
@@ -343,6 +331,14 @@ impl Inner {
             self.save_memory()?;
         }
         Ok(())
+    }
+
+    /// Where no pod gets an address there is nothing to lead to.
+    fn ensure_ports(&self) -> Result<(), NetError> {
+        match self.cidrs.is_empty() {
+            true => Ok(()),
+            false => self.ports.ensure().map_err(NetError::ports("look after host ports", "")),
+        }
     }
 
     /// In one order, so that what is written last is what was true last.

@@ -14,7 +14,7 @@ use crate::sys::netlink::NetlinkError;
 /// What the network of one agent is made from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NetConfig {
-    /// Names everything on the host: bridge `<instance>0`, nftables tables `<instance>`.
+    /// Names everything on the host: bridge `<instance>0`.
     pub instance: String,
     /// Pod ranges, one a family at most. None at all: pods with a network of their own are refused.
     pub cidrs: Vec<Cidr>,
@@ -96,14 +96,34 @@ pub enum Feature {
     Bridge,
     Veth,
     Ipv6,
-    NfTables,
-    NatIpv4,
-    NatIpv6,
-    FibIpv4,
-    FibIpv6,
     Conntrack,
-    /// Somebody else's firewall lets forwarded packets through.
-    Forwarding,
+}
+
+/// What a pod holds on the node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PodPorts {
+    pub uid: String,
+    /// `namespace/name`.
+    pub pod: String,
+    pub addresses: Vec<IpAddr>,
+    pub host_ports: Vec<HostPort>,
+}
+
+/// Why ports cannot be led to pods.
+pub type PortsError = Box<dyn std::error::Error + Send + Sync>;
+
+/// Whoever writes packet filter tables: leads host ports to pods, and pods to the outside.
+pub trait Ports: fmt::Debug + Send + Sync {
+    /// Every pod that may hold anything, before all other calls. Nothing is written.
+    fn know(&self, pods: Vec<PodPorts>) -> Result<(), PortsError>;
+    /// The pod's ports lead to it when this returns, and no others.
+    fn open(&self, pod: &PodPorts) -> Result<(), PortsError>;
+    /// Nothing leads to it any more.
+    fn close(&self, uid: &str) -> Result<(), PortsError>;
+    /// Compares with the kernel and mends.
+    fn ensure(&self) -> Result<(), PortsError>;
+    /// Removes all that it made in the kernel.
+    fn remove_all(&self) -> Result<(), PortsError>;
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -128,8 +148,6 @@ pub enum NetError {
     HostPortLoopback { pod: String, port: HostPort },
     #[error("hostPort {port} of pod {pod}: port 0 is none: use 1 to 65535 for hostPort and containerPort")]
     HostPortZero { pod: String, port: HostPort },
-    #[error("pod {pod} wants hostPort {port}, and this kernel cannot do that: {}", .lack.cure)]
-    HostPortLack { pod: String, port: HostPort, lack: Lack },
     #[error("this kernel has no {what}: {}", .lack.cure)]
     Lacking { what: &'static str, lack: Lack },
     #[error("interface {name} is there and is not ours ({what}): remove it, or use another --instance")]
@@ -140,6 +158,15 @@ pub enum NetError {
     Io { operation: &'static str, object: String, source: std::io::Error },
     #[error("{operation}")]
     Store { operation: &'static str, source: StoreError },
+    #[error("{operation} {object}")]
+    Ports { operation: &'static str, object: String, source: PortsError },
+}
+
+impl NetError {
+    pub(super) fn ports(operation: &'static str, object: &str) -> impl FnOnce(PortsError) -> NetError {
+        let object = object.to_owned();
+        move |source| NetError::Ports { operation, object, source }
+    }
 }
 
 #[cfg(test)]

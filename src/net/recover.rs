@@ -106,6 +106,7 @@ impl Inner {
         self.remove_dead(&BTreeMap::new(), &links)?;
         reached("net.remove.pods", "")?;
 
+        self.ports.remove_all().map_err(NetError::ports("remove what leads to pods", ""))?;
         // Pods and strange names are gone; what is left is this instance's.
         for standing in journal(self.effects.standing())? {
             let Effect::NftTable { family, name } = &standing.effect else { continue };

@@ -1,5 +1,4 @@
-//! The thread that keeps an eye on the host: every 20 s, when br_netfilter is loaded, and when a
-//! transaction touched our tables.
+//! The thread that keeps an eye on the host: every 20 s, and when br_netfilter is loaded.
 //!
 //! Invariant: a quiet host costs one look in 20 s and no line in the log; a failure is said when
 //! it begins and when it ends.
@@ -16,7 +15,7 @@ use super::Net;
 use super::model::NetError;
 use crate::sys::chain::chain;
 use crate::sys::netlink::Socket;
-use crate::sys::{nftables, uevent};
+use crate::sys::uevent;
 
 const EVERY: Duration = Duration::from_secs(20);
 const STACK: usize = 256 * 1024;
@@ -33,11 +32,10 @@ impl Watch {
         let io = |source: std::io::Error| NetError::Io { operation: "start", object: "the network's watch".into(), source };
         let stop = Arc::new(EventFd::from_flags(EfdFlags::EFD_CLOEXEC).map_err(|e| io(e.into()))?);
         let ended = Arc::clone(&stop);
-        // Without these, the look every 20 s has to do; the sockets are opened before we return,
-        // so that nothing that happens afterwards is missed.
-        let tables = optional(nftables::listen(), "no word of changes to our nftables tables");
+        // Without it, the look every 20 s has to do; it is opened before we return, so that nothing
+        // that happens afterwards is missed.
         let devices = optional(uevent::listen(), "no word of br_netfilter being loaded");
-        let eyes = Eyes { net, tables, devices, last_failure: String::new() };
+        let eyes = Eyes { net, devices, last_failure: String::new() };
         let thread = std::thread::Builder::new().name("net-watch".into()).stack_size(STACK);
         let thread = thread.spawn(move || eyes.look(&ended)).map_err(io)?;
         Ok(Watch { stop, thread: Some(thread) })
@@ -68,7 +66,6 @@ fn optional(socket: Result<Socket, crate::sys::netlink::NetlinkError>, consequen
 
 struct Eyes {
     net: Net,
-    tables: Option<Socket>,
     devices: Option<Socket>,
     last_failure: String,
 }
@@ -78,7 +75,7 @@ impl Eyes {
         let mut next = Instant::now() + EVERY;
         loop {
             let mut fds = vec![PollFd::new(stop.as_fd(), PollFlags::POLLIN)];
-            fds.extend(self.tables.iter().chain(&self.devices).map(|s| PollFd::new(s.as_fd(), PollFlags::POLLIN)));
+            fds.extend(self.devices.iter().map(|s| PollFd::new(s.as_fd(), PollFlags::POLLIN)));
             let left = next.saturating_duration_since(Instant::now());
             // A little too late rather than again and again too early.
             let timeout = PollTimeout::try_from(left.as_millis() + 1).unwrap_or(PollTimeout::MAX);
@@ -92,17 +89,10 @@ impl Eyes {
             if fds.first().and_then(|fd| fd.revents()).is_some_and(|events| !events.is_empty()) {
                 return;
             }
-            let table = self.net.inner.names.table.clone();
-            let touched = drain(&mut self.tables, |datagram| {
-                nftables::events(datagram).any(|e| matches!(e, nftables::Event::Table { table: of, .. } if of == table))
-            });
             let loaded = drain(&mut self.devices, tells_of_br_netfilter);
             if next <= Instant::now() || loaded {
                 next = Instant::now() + EVERY;
                 let result = self.net.ensure();
-                self.tell(result);
-            } else if touched {
-                let result = self.net.inner.ensure_tables();
                 self.tell(result);
             }
         }

@@ -10,7 +10,7 @@ use coracle::net::model::L4::Tcp;
 use crate::world::*;
 
 const ENSURE: [&str; 5] =
-    ["net.ensure.intent", "net.ensure.bridge", "net.ensure.sysctl", "net.table.intent", "net.table.install"];
+    ["net.ensure.intent", "net.ensure.bridge", "net.ensure.sysctl", "proxy.table.intent", "proxy.table.install"];
 const ATTACH: [&str; 7] = [
     "net.attach.lease",
     "net.attach.intent",
@@ -147,7 +147,7 @@ mod cut_off {
                 let net = world.net();
                 world.remove_all(&net);
             }
-            if point.starts_with("net.table") {
+            if point.starts_with("proxy.table") {
                 world.node.command("nft", &["delete", "table", "ip", INSTANCE]);
             }
             let failpoint = format!("{point}=error");

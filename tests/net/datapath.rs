@@ -179,7 +179,7 @@ fn a_udp_flow_does_not_outlive_its_host_port() {
     assert_eq!(ask_with(&client, to), "a 192.0.2.2");
     world.detach(&net, "a");
     drop(first);
-    assert_eq!(net.lacks(), []);
+    assert_eq!((net.lacks(), net.proxy.lacks()), (vec![], vec![]));
     let flows = world.node.must("conntrack", &["-L"]);
     assert!(!flows.contains("10.88.0.2"), "{flows}");
     world.attach(&net, "b", &b, &[port(Udp, "", 5353, 53)]);

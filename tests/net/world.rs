@@ -9,8 +9,10 @@ use std::process::{Command, Output};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use coracle::net::Net;
+use coracle::kubelet::host_ports::HostPorts;
 use coracle::net::model::{AttachRequest, Attachment, HostPort, L4, NetConfig};
+use coracle::proxy::model::NodeFacts;
+use coracle::proxy::{Proxy, ProxyConfig};
 use coracle::store::effects::Effects;
 use coracle::sys::{clock, netns};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
@@ -192,6 +194,19 @@ pub struct World {
     pub dir: tempfile::TempDir,
 }
 
+/// The room, and whoever leads host ports to its pods.
+pub struct Net {
+    net: coracle::net::Net,
+    pub proxy: Proxy,
+}
+
+impl std::ops::Deref for Net {
+    type Target = coracle::net::Net;
+    fn deref(&self) -> &coracle::net::Net {
+        &self.net
+    }
+}
+
 /// The program mounts a file system of its own on its run directory.
 pub struct RunMount(PathBuf);
 
@@ -269,7 +284,14 @@ impl World {
     pub fn net_with(&self, config: NetConfig) -> Net {
         std::fs::create_dir_all(&config.run).unwrap();
         let (effects, _) = Effects::open(&config.run, &clock::boot_id().unwrap()).unwrap();
-        self.node.run(|| Net::open(config, Arc::new(effects)).unwrap())
+        let effects = Arc::new(effects);
+        let node = NodeFacts { pod_cidrs: config.cidrs.clone(), bridge: BRIDGE.into(), ..NodeFacts::default() };
+        let proxy = ProxyConfig { table: INSTANCE.into(), node, service_cidrs: Vec::new() };
+        self.node.run(|| {
+            let proxy = Proxy::open(proxy, Arc::clone(&effects)).unwrap();
+            let net = coracle::net::Net::open(config, effects, Arc::new(HostPorts(proxy.clone()))).unwrap();
+            Net { net, proxy }
+        })
     }
 
     pub fn pod(&self, name: &str) -> Ns {

@@ -5,6 +5,7 @@
 mod cost;
 mod faults;
 mod flows;
+mod front;
 mod nft;
 mod print;
 mod sample;

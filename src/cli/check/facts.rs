@@ -1,7 +1,7 @@
 //! What was seen of a host, before anything is made of it: plain data from one look by `probe`.
 
-use crate::net;
 use crate::runtime::cgroup::{self, Layout};
+use crate::{net, proxy};
 
 /// Worked, or what the kernel said.
 pub type Tried = Result<(), String>;
@@ -19,6 +19,10 @@ pub struct Facts {
     pub overlay: Tried,
     /// What the network lacks; the error is why it could not be tried at all.
     pub network: Result<Vec<net::model::Lack>, String>,
+    /// What the proxy's tables lack; likewise.
+    pub packet_filter: Result<Vec<proxy::lacks::Lack>, String>,
+    /// Other people's tables on this host.
+    pub foreign: proxy::observe::Foreign,
     /// bridge-nf-call-iptables; None: not loaded.
     pub bridge_netfilter: Option<String>,
     /// The actions that seccomp filters can take.

@@ -10,6 +10,7 @@ use super::{Finding, State};
 use crate::api::time::WallTime;
 use crate::cli::table;
 use crate::net::model::Feature;
+use crate::proxy;
 use crate::runtime::cgroup::Layout;
 
 pub fn findings(facts: &Facts) -> Vec<Finding> {
@@ -108,15 +109,10 @@ fn mounts(facts: &Facts) -> Vec<Finding> {
 }
 
 fn network(facts: &Facts) -> Vec<Finding> {
-    const FEATURES: [(Feature, &str, State); 9] = [
+    const FEATURES: [(Feature, &str, State); 4] = [
         (Feature::Bridge, "bridge", State::Missing),
         (Feature::Veth, "veth", State::Missing),
         (Feature::Ipv6, "IPv6", State::Degraded),
-        (Feature::NfTables, "nftables", State::Degraded),
-        (Feature::NatIpv4, "masquerade IPv4", State::Degraded),
-        (Feature::NatIpv6, "masquerade IPv6", State::Degraded),
-        (Feature::FibIpv4, "nft_fib IPv4", State::Degraded),
-        (Feature::FibIpv6, "nft_fib IPv6", State::Degraded),
         (Feature::Conntrack, "conntrack netlink", State::Degraded),
     ];
     let mut found: Vec<Finding> = match &facts.network {
@@ -132,6 +128,7 @@ fn network(facts: &Facts) -> Vec<Finding> {
             })
             .collect(),
     };
+    found.extend(packet_filter(facts));
     found.push(match facts.bridge_netfilter.as_deref() {
         Some("1") => Finding::not(
             State::Note,
@@ -143,6 +140,37 @@ fn network(facts: &Facts) -> Vec<Finding> {
         Some(other) => Finding::ok("br_netfilter", format!("bridge-nf-call-iptables is {other}")),
         None => Finding::ok("br_netfilter", "not loaded; it is not needed"),
     });
+    found
+}
+
+/// What the proxy's tables need, and who else has tables.
+fn packet_filter(facts: &Facts) -> Vec<Finding> {
+    let mut found: Vec<Finding> = match &facts.packet_filter {
+        Err(why) => {
+            let cure = "run as root, on a kernel with CONFIG_NET_NS";
+            vec![Finding::not(State::Degraded, "nftables", why.clone(), "it could not be tried", cure)]
+        }
+        Ok(lacks) => proxy::lacks::Feature::all()
+            .map(|feature| match lacks.iter().find(|lack| lack.feature == feature) {
+                Some(lack) => Finding::not(State::Degraded, feature.name(), lack.said.clone(), lack.consequence, lack.cure),
+                None => Finding::ok(feature.name(), "works"),
+            })
+            .collect(),
+    };
+    if let Some(chain) = &facts.foreign.drops_forwarded {
+        let said = format!("chain {} of nftables table {} drops what it does not accept", chain.name, chain.table);
+        let lack = proxy::lacks::lack(proxy::lacks::Feature::Forwarding, said);
+        found.push(Finding::not(State::Degraded, lack.feature.name(), lack.said, lack.consequence, lack.cure));
+    }
+    if let Some(family) = facts.foreign.kube_proxy.first() {
+        found.push(Finding::not(
+            State::Note,
+            "kube-proxy",
+            format!("there is a table {} kube-proxy", family.name()),
+            "both would translate connections to Services",
+            "stop kube-proxy on this node and run kube-proxy --cleanup",
+        ));
+    }
     found
 }
 
@@ -361,6 +389,8 @@ fn propagation(facts: &Facts) -> Finding {
 mod tests {
     use super::*;
     use crate::net::lacks::lack;
+    use crate::proxy::table::ir::Family;
+    use crate::proxy::table::needs::Need;
     use crate::runtime::cgroup::Lack;
 
     fn place() -> Place {
@@ -385,6 +415,8 @@ mod tests {
             tmpfs: Ok(()),
             overlay: Ok(()),
             network: Ok(Vec::new()),
+            packet_filter: Ok(Vec::new()),
+            foreign: proxy::observe::Foreign::default(),
             bridge_netfilter: None,
             seccomp: Ok("kill_process errno allow".into()),
             pidfd: Ok(()),
@@ -429,6 +461,11 @@ mod tests {
         facts.network = Ok(vec![lack(feature, "no".into())]);
     }
 
+    fn lacking(facts: &mut Facts, need: Need, family: Family) {
+        let feature = proxy::lacks::Feature::Table { family, need };
+        facts.packet_filter = Ok(vec![proxy::lacks::lack(feature, "no".into())]);
+    }
+
     #[test]
     fn each_lack_is_named_with_its_weight_and_its_cure() {
         use State::{Degraded, Missing, Note};
@@ -452,11 +489,16 @@ mod tests {
             (|f| without(f, Feature::Bridge), "bridge", Missing, "modprobe bridge"),
             (|f| without(f, Feature::Veth), "veth", Missing, "modprobe veth"),
             (|f| without(f, Feature::Ipv6), "IPv6", Degraded, "disable_ipv6=0"),
-            (|f| without(f, Feature::NfTables), "nftables", Degraded, "modprobe nf_tables"),
-            (|f| without(f, Feature::NatIpv4), "masquerade IPv4", Degraded, "modprobe -a nft_chain_nat"),
-            (|f| without(f, Feature::NatIpv6), "masquerade IPv6", Degraded, "modprobe -a nft_chain_nat"),
-            (|f| without(f, Feature::FibIpv4), "nft_fib IPv4", Degraded, "modprobe nft_fib_ipv4"),
-            (|f| without(f, Feature::FibIpv6), "nft_fib IPv6", Degraded, "modprobe nft_fib_ipv6"),
+            (
+                |f| f.packet_filter = Ok(vec![proxy::lacks::lack(proxy::lacks::Feature::NfTables, "no".into())]),
+                "nftables",
+                Degraded,
+                "modprobe nf_tables",
+            ),
+            (|f| lacking(f, Need::Nat, Family::Ip), "masquerade IPv4", Degraded, "modprobe -a nft_chain_nat"),
+            (|f| lacking(f, Need::Nat, Family::Ip6), "masquerade IPv6", Degraded, "modprobe -a nft_chain_nat"),
+            (|f| lacking(f, Need::Fib, Family::Ip), "nft_fib IPv4", Degraded, "modprobe nft_fib_ipv4"),
+            (|f| lacking(f, Need::Fib, Family::Ip6), "nft_fib IPv6", Degraded, "modprobe nft_fib_ipv6"),
             (|f| without(f, Feature::Conntrack), "conntrack netlink", Degraded, "modprobe nf_conntrack_netlink"),
             (|f| f.bridge_netfilter = Some("1".into()), "br_netfilter", Note, ""),
             (|f| f.seccomp = Err("no".into()), "seccomp", Missing, "CONFIG_SECCOMP_FILTER"),

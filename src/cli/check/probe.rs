@@ -11,10 +11,10 @@ use nix::sys::memfd::{MemFdCreateFlag, memfd_create};
 
 use super::facts::{Facts, Place, Tried};
 use crate::config::Roots;
-use crate::net;
 use crate::runtime::cgroup::Cgroups;
 use crate::sys::file::{self, Resolve};
-use crate::sys::{clock, mount as mounts, mount_table, pidfd};
+use crate::sys::{clock, mount as mounts, mount_table, nftables, pidfd};
+use crate::{net, proxy};
 
 pub fn facts(roots: &Roots) -> Facts {
     let mut state = place(&roots.state);
@@ -30,6 +30,9 @@ pub fn facts(roots: &Roots) -> Facts {
         tmpfs: tmpfs.or_else(own).unwrap_or(Ok(())),
         overlay: overlay.or_else(own).unwrap_or(Ok(())),
         network: net::probe().map_err(|e| crate::obs::chain(&e).to_string()),
+        packet_filter: proxy::lacks::probe().map_err(|e| e.to_string()),
+        // Where they cannot be listed the finding above says why.
+        foreign: nftables::open().and_then(|mut socket| proxy::observe::foreign(&mut socket)).unwrap_or_default(),
         bridge_netfilter: text("/proc/sys/net/bridge/bridge-nf-call-iptables").ok(),
         seccomp: text("/proc/sys/kernel/seccomp/actions_avail"),
         pidfd: tried(pidfd::open(nix::unistd::getpid().as_raw())),

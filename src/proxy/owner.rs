@@ -1,0 +1,676 @@
+//! The thread that owns our tables: what is wanted comes to it as messages, and nobody else writes.
+//!
+//! ```text
+//! attach, services, policies ──order──> owner ──change / bring──> kernel
+//! kernel ──notification (not ours, our table; or some were lost)──> owner: doubt, bring
+//! clock ──refused elements, what failed──> owner: bring again
+//! ```
+//!
+//! Invariants: an order is answered after the kernel has acknowledged what it asked for. Until
+//! somebody has said which Services there are, those that an earlier agent left in the kernel
+//! stay. A change of our table by somebody else is undone within a second and said once a minute
+//! at most. A failure is said when it begins and when it ends.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::os::fd::AsFd;
+use std::sync::mpsc::{Receiver, Sender};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::eventfd::EventFd;
+
+use super::apply::{ApplyError, Done, Keeper, Reach};
+use super::conntrack::{self, Stale};
+use super::lacks::{self, Feature, Lack};
+use super::layout::frame::{HAIRPIN, HOST_IP_PORTS, HOST_PORTS};
+use super::layout::{Ground, Layout};
+use super::model::{HostPortWant, NodeFacts, ServicePort, ServicePortName};
+use super::observe::{self, Foreign};
+use super::table::changes::Changes;
+use super::table::ir::{Family, Table};
+use super::table::needs::Need;
+use super::{ProxyConfig, ProxyError};
+use crate::store::effects::{Effect, Effects};
+use crate::sys::chain::chain;
+use crate::sys::netlink::Socket;
+use crate::sys::{failpoint, nftables};
+
+/// A look at who else is there, and at all of it where no notification tells of changes.
+const EVERY: Duration = Duration::from_secs(20);
+/// Somebody who changes our table again and again is answered this often.
+const RESTORE: Duration = Duration::from_secs(1);
+const SAY_AGAIN: Duration = Duration::from_secs(60);
+const RETRY: Duration = Duration::from_secs(1);
+const RETRY_MOST: Duration = Duration::from_secs(60);
+/// What pods hold: wanted in full from the start.
+const OF_PODS: [&str; 3] = [HOST_PORTS, HOST_IP_PORTS, HAIRPIN];
+
+/// What a pod of this node holds.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PodPorts {
+    pub addresses: Vec<IpAddr>,
+    pub host_ports: Vec<HostPortWant>,
+}
+
+/// Services of one family that go, and that come or take another's place.
+#[derive(Clone, Debug, Default)]
+pub struct ServiceChange {
+    pub gone: Vec<ServicePortName>,
+    pub come: Vec<ServicePort>,
+}
+
+/// What is asked of the owner.
+pub(super) enum Wish {
+    /// All pods that hold anything; nothing is written yet.
+    Pods(BTreeMap<String, PodPorts>),
+    Pod(String, Option<PodPorts>),
+    Services {
+        v4: ServiceChange,
+        v6: ServiceChange,
+    },
+    Node {
+        node: NodeFacts,
+        service_cidrs: Vec<super::model::Cidr>,
+    },
+    /// Compare with the kernel and mend.
+    Ensure,
+    Remove,
+}
+
+pub(super) struct Order {
+    pub wish: Wish,
+    pub answer: Sender<Result<(), ProxyError>>,
+}
+
+/// What others may read.
+#[derive(Debug, Default)]
+pub(super) struct Shared {
+    pub lacks: BTreeMap<Feature, Lack>,
+    pub foreign: Foreign,
+    /// By table: elements that the kernel refuses.
+    pub refused: Vec<String>,
+}
+
+struct OfFamily {
+    family: Family,
+    layout: Layout,
+    /// None until the first use, and where there is no nf_tables.
+    keeper: Option<Keeper>,
+    /// What the kernel cannot do.
+    needs: BTreeSet<Need>,
+    /// We have seen it whole: missing it now is somebody's doing.
+    was_whole: bool,
+    failure: Option<Failure>,
+}
+
+struct Failure {
+    said: String,
+    tries: u32,
+    again: Instant,
+}
+
+pub(super) struct Owner {
+    config: ProxyConfig,
+    effects: Arc<Effects>,
+    shared: Arc<Mutex<Shared>>,
+    families: Vec<OfFamily>,
+    pods: BTreeMap<String, PodPorts>,
+    /// Somebody has said which Services there are.
+    services_known: bool,
+    /// Nobody has asked for anything since we removed all.
+    idle: bool,
+    notices: Option<Socket>,
+    /// Of all tables, without our own transactions.
+    generation: u32,
+    restored: Option<Instant>,
+    said: Option<Instant>,
+    touched: Touched,
+}
+
+#[derive(Default)]
+struct Touched {
+    families: BTreeSet<Family>,
+    by: String,
+}
+
+impl Owner {
+    pub fn new(config: ProxyConfig, effects: Arc<Effects>, shared: Arc<Mutex<Shared>>) -> Owner {
+        let families = [Family::Ip, Family::Ip6]
+            .into_iter()
+            .filter(|family| config.node.pod_cidrs.iter().any(|c| c.is_v4() == (*family == Family::Ip)))
+            .map(|family| OfFamily {
+                family,
+                layout: Layout::new(ground(&config, family, true)),
+                keeper: None,
+                needs: BTreeSet::new(),
+                was_whole: false,
+                failure: None,
+            })
+            .collect();
+        // Before anything is written, so that nothing that happens afterwards is missed.
+        let notices = match nftables::listen() {
+            Ok(socket) => Some(socket),
+            Err(e) => {
+                tracing::warn!(error = %chain(&e), "no word of changes to our nftables tables; they are seen within 20 s");
+                None
+            }
+        };
+        Owner {
+            config,
+            effects,
+            shared,
+            families,
+            pods: BTreeMap::new(),
+            services_known: false,
+            idle: true,
+            notices,
+            generation: 0,
+            restored: None,
+            said: None,
+            touched: Touched::default(),
+        }
+    }
+
+    /// Until the sender of orders is gone.
+    pub fn run(mut self, orders: &Receiver<Order>, wake: &EventFd) {
+        let mut look = Instant::now() + EVERY;
+        loop {
+            if let Err(e) = self.wait(wake, look) {
+                tracing::error!(error = %e, "the proxy ends");
+                return;
+            }
+            loop {
+                match orders.try_recv() {
+                    Ok(Order { wish, answer }) => {
+                        let result = self.carry_out(wish);
+                        // Whoever asked may have gone.
+                        drop(answer.send(result));
+                    }
+                    Err(std::sync::mpsc::TryRecvError::Empty) => break,
+                    Err(std::sync::mpsc::TryRecvError::Disconnected) => return,
+                }
+            }
+            self.hear();
+            self.restore();
+            self.retry();
+            if look <= Instant::now() {
+                look = Instant::now() + EVERY;
+                self.look();
+            }
+        }
+    }
+
+    fn wait(&self, wake: &EventFd, look: Instant) -> Result<(), Errno> {
+        let restore = self.restored.filter(|_| !self.touched.families.is_empty()).map(|at| at + RESTORE);
+        let keepers = self.families.iter().filter_map(|f| f.keeper.as_ref()?.next());
+        let failures = self.families.iter().filter_map(|f| f.failure.as_ref().map(|f| f.again));
+        let next = keepers.chain(failures).chain(restore).fold(look, Instant::min);
+        let left = next.saturating_duration_since(Instant::now());
+        // A little too late rather than again and again too early.
+        let timeout = PollTimeout::try_from(left.as_millis() + 1).unwrap_or(PollTimeout::MAX);
+        let mut fds = vec![PollFd::new(wake.as_fd(), PollFlags::POLLIN)];
+        fds.extend(self.notices.iter().map(|s| PollFd::new(s.as_fd(), PollFlags::POLLIN)));
+        match poll(&mut fds, timeout) {
+            Ok(_) | Err(Errno::EINTR) => {}
+            Err(e) => return Err(e),
+        }
+        if fds.first().and_then(|fd| fd.revents()).is_some_and(|events| !events.is_empty()) {
+            wake.read()?;
+        }
+        Ok(())
+    }
+
+    // ---- orders ----------------------------------------------------------------------------
+
+    fn carry_out(&mut self, wish: Wish) -> Result<(), ProxyError> {
+        match wish {
+            Wish::Pods(pods) => {
+                self.pods = pods;
+                for at in 0..self.families.len() {
+                    // Nothing was written: what is there is compared at the first use.
+                    self.lay_out_pods(at);
+                }
+                Ok(())
+            }
+            Wish::Pod(uid, pod) => self.pod(uid, pod),
+            Wish::Services { v4, v6 } => self.services(v4, v6),
+            Wish::Node { node, service_cidrs } => {
+                (self.config.node, self.config.service_cidrs) = (node, service_cidrs);
+                for of in &mut self.families {
+                    of.layout.move_to(ground(&self.config, of.family, !of.needs.contains(&Need::Fib)));
+                }
+                if self.idle { Ok(()) } else { self.bring_all() }
+            }
+            Wish::Ensure => {
+                self.bring_all()?;
+                self.look();
+                Ok(())
+            }
+            Wish::Remove => self.remove(),
+        }
+    }
+
+    fn lay_out_pods(&mut self, at: usize) -> Changes {
+        let host_ports = self.pods.values().flat_map(|p| p.host_ports.iter().cloned()).collect();
+        let addresses = self.pods.values().flat_map(|p| p.addresses.iter().copied()).collect();
+        let Some(of) = self.families.get_mut(at) else { return Changes::default() };
+        let mut changes = of.layout.open(host_ports);
+        changes.elements.extend(of.layout.house(addresses).elements);
+        changes
+    }
+
+    fn pod(&mut self, uid: String, pod: Option<PodPorts>) -> Result<(), ProxyError> {
+        let before = match pod.clone() {
+            Some(pod) => self.pods.insert(uid, pod),
+            None => self.pods.remove(&uid),
+        };
+        let (before, after) = (before.unwrap_or_default(), pod.unwrap_or_default());
+        let wants_ports = !after.host_ports.is_empty();
+        for at in 0..self.families.len() {
+            let changes = self.lay_out_pods(at);
+            self.change(at, &changes)?;
+            let Some(of) = self.families.get(at) else { continue };
+            if wants_ports && of.needs.contains(&Need::Fib) && self.cannot_serve() {
+                return Err(self.lacking(of.family));
+            }
+            if let Some(why) = of.keeper.as_ref().and_then(|k| k.has_refused(&changes)) {
+                return Err(ProxyError::Refused { why });
+            }
+        }
+        let mut stale = BTreeSet::new();
+        before.host_ports.iter().filter(|p| !after.host_ports.contains(p)).for_each(|p| conntrack::closed(p, &mut stale));
+        after.host_ports.iter().filter(|p| !before.host_ports.contains(p)).for_each(|p| conntrack::opened(p, &mut stale));
+        self.forget(&stale);
+        Ok(())
+    }
+
+    /// No family has host ports.
+    fn cannot_serve(&self) -> bool {
+        self.families.iter().all(|of| of.needs.contains(&Need::Fib) || of.needs.contains(&Need::Nat) || of.keeper.is_none())
+    }
+
+    fn lacking(&self, family: Family) -> ProxyError {
+        let shared = self.shared();
+        let of = |l: &&Lack| match l.feature {
+            Feature::NfTables => true,
+            Feature::Table { family: f, need } => f == family && matches!(need, Need::Fib | Need::Nat),
+            Feature::Sctp | Feature::Forwarding => false,
+        };
+        match shared.lacks.values().find(of).cloned() {
+            Some(lack) => ProxyError::Lack { lack },
+            None => ProxyError::Ended,
+        }
+    }
+
+    fn services(&mut self, mut v4: ServiceChange, mut v6: ServiceChange) -> Result<(), ProxyError> {
+        let first = !std::mem::replace(&mut self.services_known, true);
+        let mut stale = BTreeSet::new();
+        let mut result = Ok(());
+        for at in 0..self.families.len() {
+            let Some(of) = self.families.get_mut(at) else { continue };
+            let ServiceChange { gone, come } = std::mem::take(if of.family == Family::Ip { &mut v4 } else { &mut v6 });
+            // At the first word nobody knows what was before: no flow is wrong for sure.
+            if !first {
+                come.iter().for_each(|new| conntrack::stale(of.layout.service(&new.name), Some(new), &mut stale));
+                let stay: BTreeSet<&ServicePortName> = come.iter().map(|s| &s.name).collect();
+                let ended = gone.iter().filter(|name| !stay.contains(name)).filter_map(|name| of.layout.service(name));
+                ended.for_each(|old| conntrack::stale(Some(old), None, &mut stale));
+            }
+            let changes = match first {
+                true => {
+                    of.layout.load(come);
+                    None
+                }
+                false => Some(of.layout.change(&gone, come)),
+            };
+            let done = match changes {
+                Some(changes) => self.change(at, &changes),
+                None => self.bring(at).map(|_| ()),
+            };
+            result = result.and(done);
+        }
+        self.forget(&stale);
+        result
+    }
+
+    /// Flows that lead nowhere are a nuisance, not a reason to fail.
+    fn forget(&mut self, stale: &BTreeSet<Stale>) {
+        if stale.is_empty() {
+            return;
+        }
+        if let Err(e) = conntrack::forget(stale, &own_addresses()) {
+            tracing::warn!(
+                error = %chain(&e),
+                flows = stale.len(),
+                "clients of a UDP port that changed may reach nobody until their flow times out"
+            );
+        }
+    }
+
+    fn remove(&mut self) -> Result<(), ProxyError> {
+        self.idle = true;
+        for of in &mut self.families {
+            of.failure = None;
+            of.was_whole = false;
+        }
+        for family in [Family::Ip, Family::Ip6] {
+            let effect = self.effect(family);
+            if !self.effects.standing().map_err(ProxyError::Store)?.iter().any(|s| s.effect == effect) {
+                continue;
+            }
+            let table = Table::new(family, &self.config.table);
+            let kept = self.families.iter_mut().find(|of| of.family == family).and_then(|of| of.keeper.as_mut());
+            match kept {
+                Some(keeper) => keeper.remove(&table).map_err(ProxyError::Apply)?,
+                None => Keeper::new().and_then(|mut keeper| keeper.remove(&table)).map_err(ProxyError::Apply)?,
+            }
+            self.effects.undone(&effect).map_err(ProxyError::Store)?;
+        }
+        self.pods.clear();
+        (0..self.families.len()).for_each(|at| drop(self.lay_out_pods(at)));
+        Ok(())
+    }
+
+    fn effect(&self, family: Family) -> Effect {
+        Effect::NftTable { family: family.name().to_owned(), name: self.config.table.clone() }
+    }
+
+    // ---- the kernel ------------------------------------------------------------------------
+
+    fn change(&mut self, at: usize, changes: &Changes) -> Result<(), ProxyError> {
+        let Some(of) = self.families.get_mut(at) else { return Ok(()) };
+        if changes.is_empty() && of.was_whole && of.failure.is_none() {
+            return Ok(());
+        }
+        // A smaller table than the layout's: whole tables only.
+        let plain = of.needs.is_empty() || of.needs.iter().all(|n| *n == Need::Fib);
+        if plain && of.keeper.as_mut().and_then(|keeper| keeper.change(changes)).is_some() {
+            self.tell();
+            return Ok(());
+        }
+        self.bring(at).map(|_| ())
+    }
+
+    fn bring_all(&mut self) -> Result<(), ProxyError> {
+        let mut result = Ok(());
+        for at in 0..self.families.len() {
+            result = result.and(self.bring(at).map(|_| ()));
+        }
+        result
+    }
+
+    /// Compares the whole table with the kernel's and mends what differs.
+    fn bring(&mut self, at: usize) -> Result<Done, ProxyError> {
+        self.idle = false;
+        let result = self.try_bring(at);
+        let Some(of) = self.families.get_mut(at) else { return result };
+        match &result {
+            Ok(done) => {
+                let (family, table) = (of.family.name(), &self.config.table);
+                if let Some(failure) = of.failure.take() {
+                    tracing::info!(family, table, was = failure.said, "our nftables table is as it should be again");
+                }
+                if !done.was_there && !of.was_whole {
+                    tracing::info!(family, table, "installed our nftables table");
+                }
+                of.was_whole = true;
+            }
+            Err(error) => {
+                let said = chain(error).to_string();
+                let tries = of.failure.as_ref().map_or(0, |f| f.tries) + 1;
+                let wait = RETRY.saturating_mul(1 << (tries - 1).min(10)).min(RETRY_MOST);
+                of.failure = Some(Failure { said, tries, again: Instant::now() + wait });
+            }
+        }
+        self.tell();
+        result
+    }
+
+    fn try_bring(&mut self, at: usize) -> Result<Done, ProxyError> {
+        let reach = if self.services_known { Reach::All } else { Reach::Sets(&OF_PODS) };
+        let Some(of) = self.families.get(at) else { return Ok(Done::default()) };
+        let (family, there) = (of.family, of.was_whole);
+        let effect = self.effect(family);
+        if !there {
+            self.effects.intent(&effect).map_err(ProxyError::Store)?;
+            reached("proxy.table.intent", family.name())?;
+        }
+        let mut probed = false;
+        loop {
+            let Some(of) = self.families.get_mut(at) else { return Ok(Done::default()) };
+            let table = of.layout.table().without(&of.needs);
+            let brought = match &mut of.keeper {
+                Some(keeper) => keeper.bring(table, reach, Instant::now()),
+                none => Keeper::new().and_then(|keeper| none.insert(keeper).bring(table, reach, Instant::now())),
+            };
+            match brought {
+                Ok(done) => {
+                    if !there {
+                        reached("proxy.table.install", family.name())?;
+                    }
+                    // What we keep is in the journal, also after that was lost.
+                    self.effects.done(&effect).map_err(ProxyError::Store)?;
+                    return Ok(done);
+                }
+                Err(error) if error.is_lack() && !probed => {
+                    probed = true;
+                    if !self.probe(at, &error) {
+                        self.effects.undone(&effect).map_err(ProxyError::Store)?;
+                        return Err(ProxyError::Apply(error));
+                    }
+                }
+                Err(error) => return Err(ProxyError::Apply(error)),
+            }
+        }
+    }
+
+    /// True where the table can do without what is missing.
+    fn probe(&mut self, at: usize, error: &ApplyError) -> bool {
+        let lacks = match lacks::probe() {
+            Ok(lacks) => lacks,
+            Err(e) => {
+                tracing::warn!(error = %e, "cannot find out what this kernel lacks");
+                return false;
+            }
+        };
+        let Some(of) = self.families.get_mut(at) else { return false };
+        let needs = lacks::needs(&lacks, of.family);
+        let smaller = !needs.is_subset(&of.needs);
+        of.needs.extend(needs);
+        of.layout.move_to(ground(&self.config, of.family, !of.needs.contains(&Need::Fib)));
+        let mut shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
+        if let ApplyError::Open(source) = error {
+            note(&mut shared.lacks, lacks::lack(Feature::NfTables, lacks::words(source)));
+        }
+        lacks.into_iter().for_each(|lack| note(&mut shared.lacks, lack));
+        smaller
+    }
+
+    fn shared(&self) -> std::sync::MutexGuard<'_, Shared> {
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn tell(&self) {
+        let refused = self.families.iter().filter_map(|of| of.keeper.as_ref()).flat_map(|k| k.refused().collect::<Vec<_>>());
+        let refused: Vec<String> = refused.collect();
+        self.shared().refused = refused;
+    }
+
+    // ---- others ----------------------------------------------------------------------------
+
+    /// Reads all notifications that are there.
+    fn hear(&mut self) {
+        let ours: Vec<u32> = self.families.iter().filter_map(|of| of.keeper.as_ref()?.port().ok()).collect();
+        let (mut lost, mut any, mut by) = (false, false, None);
+        let mut touched = BTreeSet::new();
+        while let Some(socket) = &self.notices {
+            let datagram = match socket.receive_now("hear of changes") {
+                Ok(Some(datagram)) => datagram,
+                Ok(None) => break,
+                Err(e) if e.errno() == Errno::ENOBUFS => {
+                    lost = true;
+                    continue;
+                }
+                Err(e) => {
+                    tracing::warn!(
+                        error = %chain(&e),
+                        "no word of changes to our nftables tables any more; they are seen within 20 s"
+                    );
+                    self.notices = None;
+                    lost = true;
+                    break;
+                }
+            };
+            any = true;
+            let mut foreign = false;
+            for event in nftables::events(&datagram) {
+                match event {
+                    nftables::Event::Table { family, table, port } if table == self.config.table && !ours.contains(&port) => {
+                        let of = self.families.iter().map(|of| of.family).find(|f| f.number() == family);
+                        touched.extend(of);
+                        foreign |= of.is_some();
+                    }
+                    nftables::Event::Table { .. } => {}
+                    nftables::Event::Transaction { pid, program } => {
+                        if foreign && by.is_none() {
+                            by = Some(format!("{program} (process {pid})"));
+                        }
+                    }
+                }
+            }
+        }
+        if self.idle || !(any || lost) {
+            return;
+        }
+        // What was lost may have been our own: then the tables' generation went up by our
+        // transactions and no more.
+        let now = self.foreign_generation();
+        if lost && now != Some(self.generation) {
+            touched.extend(self.families.iter().map(|of| of.family));
+        }
+        self.generation = now.unwrap_or(self.generation);
+        self.touched.families.extend(touched);
+        if let Some(by) = by {
+            self.touched.by = by;
+        }
+    }
+
+    /// The generation of all tables, less our own transactions.
+    fn foreign_generation(&self) -> Option<u32> {
+        let ours = self.families.iter().filter_map(|of| of.keeper.as_ref()).map(Keeper::transactions);
+        let ours = ours.fold(0, u32::wrapping_add);
+        let generation = nftables::open().and_then(|mut socket| nftables::generation(&mut socket)).ok()?;
+        Some(generation.wrapping_sub(ours))
+    }
+
+    /// Brings back what somebody changed; not more often than once a second.
+    fn restore(&mut self) {
+        let now = Instant::now();
+        if self.touched.families.is_empty() || self.restored.is_some_and(|at| at + RESTORE > now) {
+            return;
+        }
+        let Touched { families, by } = std::mem::take(&mut self.touched);
+        self.restored = Some(now);
+        for at in 0..self.families.len() {
+            let Some(of) = self.families.get(at).filter(|of| families.contains(&of.family)) else { continue };
+            let (family, was_whole) = (of.family.name(), of.was_whole);
+            match self.bring(at) {
+                Ok(done) if done.acts > 0 && was_whole => {
+                    let table = &self.config.table;
+                    if self.said.is_some_and(|at| at + SAY_AGAIN > now) {
+                        tracing::debug!(family, table, by, acts = done.acts, "restored our nftables table again");
+                    } else {
+                        self.said = Some(now);
+                        tracing::warn!(family, table, by, acts = done.acts, "somebody changed our nftables table: restored");
+                    }
+                }
+                Ok(_) => {}
+                Err(error) => tracing::warn!(family, error = %chain(&error), "cannot restore our nftables table; trying again"),
+            }
+        }
+    }
+
+    fn retry(&mut self) {
+        let now = Instant::now();
+        for at in 0..self.families.len() {
+            let Some(of) = self.families.get(at) else { continue };
+            let failed = of.failure.as_ref().is_some_and(|f| f.again <= now);
+            let refused = of.keeper.as_ref().and_then(Keeper::next).is_some_and(|at| at <= now);
+            if self.idle || !(failed || refused) {
+                continue;
+            }
+            let said = of.failure.as_ref().map(|f| f.said.clone());
+            if let Err(error) = self.bring(at)
+                && said != Some(chain(&error).to_string())
+            {
+                tracing::warn!(error = %chain(&error), "cannot write our nftables table; trying again");
+            }
+        }
+    }
+
+    /// Who else is there; and, where no notification tells, whether our tables are whole.
+    fn look(&mut self) {
+        if self.idle {
+            return;
+        }
+        let now = self.foreign_generation();
+        if now.is_some_and(|now| now != self.generation) && self.notices.is_none() {
+            self.touched.families.extend(self.families.iter().map(|of| of.family));
+            self.restore();
+        }
+        self.generation = now.unwrap_or(self.generation);
+        let foreign = match nftables::open().and_then(|mut socket| observe::foreign(&mut socket)) {
+            Ok(foreign) => foreign,
+            Err(e) => {
+                tracing::debug!(error = %chain(&e), "cannot look at other nftables tables");
+                return;
+            }
+        };
+        let mut shared = self.shared();
+        match &foreign.drops_forwarded {
+            Some(chain) => {
+                let said = format!("chain {} of nftables table {} drops what it does not accept", chain.name, chain.table);
+                note(&mut shared.lacks, lacks::lack(Feature::Forwarding, said));
+            }
+            None => drop(shared.lacks.remove(&Feature::Forwarding)),
+        }
+        shared.foreign = foreign;
+    }
+}
+
+fn ground(config: &ProxyConfig, family: Family, fib: bool) -> Ground {
+    Ground::of(family, &config.table, &config.node, &config.service_cidrs, fib)
+}
+
+/// This host's addresses; none where they cannot be read: flows to them time out then.
+fn own_addresses() -> Vec<IpAddr> {
+    let all = match nix::ifaddrs::getifaddrs() {
+        Ok(all) => all,
+        Err(e) => {
+            tracing::debug!(error = %e, "cannot list this host's addresses");
+            return Vec::new();
+        }
+    };
+    all.filter_map(|interface| {
+        let address = interface.address?;
+        let v4 = address.as_sockaddr_in().map(|a| IpAddr::from(a.ip()));
+        v4.or_else(|| address.as_sockaddr_in6().map(|a| a.ip().into()))
+    })
+    .collect()
+}
+
+/// Keeps it, and says it once.
+fn note(lacks: &mut BTreeMap<Feature, Lack>, lack: Lack) {
+    lacks.entry(lack.feature).or_insert_with(|| {
+        tracing::warn!(feature = ?lack.feature, said = lack.said, cure = lack.cure, "{}", lack.consequence);
+        lack
+    });
+}
+
+/// A named place at which a test may cut us off.
+fn reached(place: &'static str, object: &str) -> Result<(), ProxyError> {
+    failpoint::hit(place).map_err(|source| ProxyError::Io { operation: place, object: object.to_owned(), source })
+}
