@@ -74,6 +74,7 @@ cross-check: vendor
 bench: build
 	@tests/setup bench
 	tests/bench/bench target/coracle --json target/bench.json
+	cargo test --locked --quiet --test proxy -- --ignored --nocapture cost
 
 # Every parser of outside bytes under libFuzzer, FUZZ_SECONDS each.
 FUZZ_SECONDS ?= 60

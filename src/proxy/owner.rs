@@ -268,9 +268,13 @@ impl Owner {
             None => self.pods.remove(&uid),
         };
         let (before, after) = (before.unwrap_or_default(), pod.unwrap_or_default());
-        let wants_ports = !after.host_ports.is_empty();
+        let (wants_ports, leaves) = (!after.host_ports.is_empty(), after == PodPorts::default());
         for at in 0..self.families.len() {
             let changes = self.lay_out_pods(at);
+            // Nothing is made in order to take a pod out of it.
+            if leaves && !self.is_there(at)? {
+                continue;
+            }
             self.change(at, &changes)?;
             let Some(of) = self.families.get(at) else { continue };
             if wants_ports && of.needs.contains(&Need::Fib) && self.cannot_serve() {
@@ -285,6 +289,23 @@ impl Owner {
         after.host_ports.iter().filter(|p| !before.host_ports.contains(p)).for_each(|p| conntrack::opened(p, &mut stale));
         self.forget(&stale);
         Ok(())
+    }
+
+    fn is_there(&self, at: usize) -> Result<bool, ProxyError> {
+        let Some(of) = self.families.get(at) else { return Ok(false) };
+        if of.was_whole {
+            return Ok(true);
+        }
+        let tables = match nftables::open().and_then(|mut socket| nftables::tables(&mut socket)) {
+            Ok(tables) => tables,
+            // Without nf_tables there is none.
+            Err(e) if matches!(e.errno(), Errno::EPROTONOSUPPORT | Errno::EOPNOTSUPP | Errno::EINVAL) => Vec::new(),
+            Err(source) => {
+                let table = format!("{} {}", of.family.name(), self.config.table);
+                return Err(ProxyError::Apply(ApplyError::Look { table, source }));
+            }
+        };
+        Ok(tables.iter().any(|(family, name)| *family == of.family.number() && *name == self.config.table))
     }
 
     /// No family has host ports.

@@ -128,6 +128,29 @@ fn services_of_an_earlier_agent_stay_until_somebody_says_which_there_are() {
 }
 
 #[test]
+fn a_pod_that_goes_makes_no_table() {
+    if !able() {
+        return;
+    }
+    netns::throw_away(|| {
+        let room = Room::new();
+        let proxy = room.proxy();
+        proxy.know_pods(BTreeMap::from([("a".to_owned(), pod(5, 8080))])).unwrap();
+        proxy.remove_pod("a").unwrap();
+        assert_eq!(ruleset(), [""; 0]);
+        // Where an earlier agent left one, the pod goes out of it.
+        proxy.set_pod("b", pod(6, 9090)).unwrap();
+        assert!(has("9090"));
+        drop(proxy);
+        let next = room.proxy();
+        next.know_pods(BTreeMap::from([("b".to_owned(), pod(6, 9090))])).unwrap();
+        next.remove_pod("b").unwrap();
+        assert!(!has("9090") && has("table ip prx"));
+    })
+    .unwrap();
+}
+
+#[test]
 fn an_edited_table_is_whole_again_within_two_seconds_whoever_goes_on_editing() {
     if !able() {
         return;

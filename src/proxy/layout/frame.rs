@@ -50,7 +50,8 @@ pub const HOST_IP_PORTS: &str = "hostip-hostports";
 /// Pods' addresses, each twice.
 pub const HAIRPIN: &str = "hairpin";
 
-pub const REJECT: &str = "reject";
+/// No word of nft's: it could print a chain `reject`, and not read it.
+pub const REJECT: &str = "no-endpoint";
 
 /// Of packets that are to be masqueraded: kube-proxy's bit, which other programs know to leave
 /// alone. It is gone when the packet leaves.
