@@ -116,11 +116,6 @@ impl Keeper {
         self.held.as_ref()
     }
 
-    /// Somebody else changed the table: the next call looks at all of it.
-    pub fn doubt(&mut self) {
-        self.held = None;
-    }
-
     /// When a refused element is to be tried again.
     pub fn next(&self) -> Option<Instant> {
         self.refused.values().map(|r| r.again).min()

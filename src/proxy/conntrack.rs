@@ -90,12 +90,6 @@ pub fn forget(flows: &BTreeSet<Stale>, own: &[IpAddr]) -> Result<(), NetlinkErro
     conntrack::forget(&mut conntrack::open()?, &filters(flows, own))
 }
 
-/// Of a pod that is gone: its address is given to another one.
-pub fn forget_pod(address: IpAddr) -> Result<(), NetlinkError> {
-    let filter = Filter { answering: Some(address), ..Filter::default() };
-    conntrack::forget(&mut conntrack::open()?, &[filter])
-}
-
 fn filters(flows: &BTreeSet<Stale>, own: &[IpAddr]) -> Vec<Filter> {
     let mut filters = Vec::new();
     for flow in flows {

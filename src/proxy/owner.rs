@@ -11,24 +11,27 @@
 //! stay. A change of our table by somebody else is undone within a second and said once a minute
 //! at most. A failure is said when it begins and when it ends.
 
+mod watch;
+mod write;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::sync::mpsc::{Receiver, Sender};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::EventFd;
 
-use super::apply::{ApplyError, Done, Keeper, Reach};
+use super::apply::{ApplyError, Keeper};
 use super::conntrack::{self, Stale};
-use super::lacks::{self, Feature, Lack};
+use super::lacks::{Feature, Lack};
 use super::layout::frame::{HAIRPIN, HOST_IP_PORTS, HOST_PORTS};
 use super::layout::{Ground, Layout};
 use super::model::{HostPortWant, NodeFacts, ServicePort, ServicePortName};
-use super::observe::{self, Foreign};
+use super::observe::Foreign;
 use super::table::changes::Changes;
 use super::table::ir::{Family, Table};
 use super::table::needs::Need;
@@ -36,15 +39,12 @@ use super::{ProxyConfig, ProxyError};
 use crate::store::effects::{Effect, Effects};
 use crate::sys::chain::chain;
 use crate::sys::netlink::Socket;
-use crate::sys::{failpoint, nftables};
+use crate::sys::nftables;
 
 /// A look at who else is there, and at all of it where no notification tells of changes.
 const EVERY: Duration = Duration::from_secs(20);
 /// Somebody who changes our table again and again is answered this often.
 const RESTORE: Duration = Duration::from_secs(1);
-const SAY_AGAIN: Duration = Duration::from_secs(60);
-const RETRY: Duration = Duration::from_secs(1);
-const RETRY_MOST: Duration = Duration::from_secs(60);
 /// What pods hold: wanted in full from the start.
 const OF_PODS: [&str; 3] = [HOST_PORTS, HOST_IP_PORTS, HAIRPIN];
 
@@ -398,268 +398,6 @@ impl Owner {
     fn effect(&self, family: Family) -> Effect {
         Effect::NftTable { family: family.name().to_owned(), name: self.config.table.clone() }
     }
-
-    // ---- the kernel ------------------------------------------------------------------------
-
-    fn change(&mut self, at: usize, changes: &Changes) -> Result<(), ProxyError> {
-        let Some(of) = self.families.get_mut(at) else { return Ok(()) };
-        if changes.is_empty() && of.was_whole && of.failure.is_none() {
-            return Ok(());
-        }
-        // A smaller table than the layout's: whole tables only.
-        let plain = of.needs.is_empty() || of.needs.iter().all(|n| *n == Need::Fib);
-        if plain && of.keeper.as_mut().and_then(|keeper| keeper.change(changes)).is_some() {
-            self.tell();
-            return Ok(());
-        }
-        self.bring(at).map(|_| ())
-    }
-
-    fn bring_all(&mut self) -> Result<(), ProxyError> {
-        let mut result = Ok(());
-        for at in 0..self.families.len() {
-            result = result.and(self.bring(at).map(|_| ()));
-        }
-        result
-    }
-
-    /// Compares the whole table with the kernel's and mends what differs.
-    fn bring(&mut self, at: usize) -> Result<Done, ProxyError> {
-        self.idle = false;
-        let result = self.try_bring(at);
-        let Some(of) = self.families.get_mut(at) else { return result };
-        match &result {
-            Ok(done) => {
-                let (family, table) = (of.family.name(), &self.config.table);
-                if let Some(failure) = of.failure.take() {
-                    tracing::info!(family, table, was = failure.said, "our nftables table is as it should be again");
-                }
-                if !done.was_there && !of.was_whole {
-                    tracing::info!(family, table, "installed our nftables table");
-                }
-                of.was_whole = true;
-            }
-            Err(error) => {
-                let said = chain(error).to_string();
-                let tries = of.failure.as_ref().map_or(0, |f| f.tries) + 1;
-                let wait = RETRY.saturating_mul(1 << (tries - 1).min(10)).min(RETRY_MOST);
-                of.failure = Some(Failure { said, tries, again: Instant::now() + wait });
-            }
-        }
-        self.tell();
-        result
-    }
-
-    fn try_bring(&mut self, at: usize) -> Result<Done, ProxyError> {
-        let reach = if self.services_known { Reach::All } else { Reach::Sets(&OF_PODS) };
-        let Some(of) = self.families.get(at) else { return Ok(Done::default()) };
-        let (family, there) = (of.family, of.was_whole);
-        let effect = self.effect(family);
-        if !there {
-            self.effects.intent(&effect).map_err(ProxyError::Store)?;
-            reached("proxy.table.intent", family.name())?;
-        }
-        let mut probed = false;
-        loop {
-            let Some(of) = self.families.get_mut(at) else { return Ok(Done::default()) };
-            let table = of.layout.table().without(&of.needs);
-            let brought = match &mut of.keeper {
-                Some(keeper) => keeper.bring(table, reach, Instant::now()),
-                none => Keeper::new().and_then(|keeper| none.insert(keeper).bring(table, reach, Instant::now())),
-            };
-            match brought {
-                Ok(done) => {
-                    if !there {
-                        reached("proxy.table.install", family.name())?;
-                    }
-                    // What we keep is in the journal, also after that was lost.
-                    self.effects.done(&effect).map_err(ProxyError::Store)?;
-                    return Ok(done);
-                }
-                Err(error) if error.is_lack() && !probed => {
-                    probed = true;
-                    if !self.probe(at, &error) {
-                        self.effects.undone(&effect).map_err(ProxyError::Store)?;
-                        return Err(ProxyError::Apply(error));
-                    }
-                }
-                Err(error) => return Err(ProxyError::Apply(error)),
-            }
-        }
-    }
-
-    /// True where the table can do without what is missing.
-    fn probe(&mut self, at: usize, error: &ApplyError) -> bool {
-        let lacks = match lacks::probe() {
-            Ok(lacks) => lacks,
-            Err(e) => {
-                tracing::warn!(error = %e, "cannot find out what this kernel lacks");
-                return false;
-            }
-        };
-        let Some(of) = self.families.get_mut(at) else { return false };
-        let needs = lacks::needs(&lacks, of.family);
-        let smaller = !needs.is_subset(&of.needs);
-        of.needs.extend(needs);
-        of.layout.move_to(ground(&self.config, of.family, !of.needs.contains(&Need::Fib)));
-        let mut shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
-        if let ApplyError::Open(source) = error {
-            note(&mut shared.lacks, lacks::lack(Feature::NfTables, lacks::words(source)));
-        }
-        lacks.into_iter().for_each(|lack| note(&mut shared.lacks, lack));
-        smaller
-    }
-
-    fn shared(&self) -> std::sync::MutexGuard<'_, Shared> {
-        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn tell(&self) {
-        let refused = self.families.iter().filter_map(|of| of.keeper.as_ref()).flat_map(|k| k.refused().collect::<Vec<_>>());
-        let refused: Vec<String> = refused.collect();
-        self.shared().refused = refused;
-    }
-
-    // ---- others ----------------------------------------------------------------------------
-
-    /// Reads all notifications that are there.
-    fn hear(&mut self) {
-        let ours: Vec<u32> = self.families.iter().filter_map(|of| of.keeper.as_ref()?.port().ok()).collect();
-        let (mut lost, mut any, mut by) = (false, false, None);
-        let mut touched = BTreeSet::new();
-        while let Some(socket) = &self.notices {
-            let datagram = match socket.receive_now("hear of changes") {
-                Ok(Some(datagram)) => datagram,
-                Ok(None) => break,
-                Err(e) if e.errno() == Errno::ENOBUFS => {
-                    lost = true;
-                    continue;
-                }
-                Err(e) => {
-                    tracing::warn!(
-                        error = %chain(&e),
-                        "no word of changes to our nftables tables any more; they are seen within 20 s"
-                    );
-                    self.notices = None;
-                    lost = true;
-                    break;
-                }
-            };
-            any = true;
-            let mut foreign = false;
-            for event in nftables::events(&datagram) {
-                match event {
-                    nftables::Event::Table { family, table, port } if table == self.config.table && !ours.contains(&port) => {
-                        let of = self.families.iter().map(|of| of.family).find(|f| f.number() == family);
-                        touched.extend(of);
-                        foreign |= of.is_some();
-                    }
-                    nftables::Event::Table { .. } => {}
-                    nftables::Event::Transaction { pid, program } => {
-                        if foreign && by.is_none() {
-                            by = Some(format!("{program} (process {pid})"));
-                        }
-                    }
-                }
-            }
-        }
-        if self.idle || !(any || lost) {
-            return;
-        }
-        // What was lost may have been our own: then the tables' generation went up by our
-        // transactions and no more.
-        let now = self.foreign_generation();
-        if lost && now != Some(self.generation) {
-            touched.extend(self.families.iter().map(|of| of.family));
-        }
-        self.generation = now.unwrap_or(self.generation);
-        self.touched.families.extend(touched);
-        if let Some(by) = by {
-            self.touched.by = by;
-        }
-    }
-
-    /// The generation of all tables, less our own transactions.
-    fn foreign_generation(&self) -> Option<u32> {
-        let ours = self.families.iter().filter_map(|of| of.keeper.as_ref()).map(Keeper::transactions);
-        let ours = ours.fold(0, u32::wrapping_add);
-        let generation = nftables::open().and_then(|mut socket| nftables::generation(&mut socket)).ok()?;
-        Some(generation.wrapping_sub(ours))
-    }
-
-    /// Brings back what somebody changed; not more often than once a second.
-    fn restore(&mut self) {
-        let now = Instant::now();
-        if self.touched.families.is_empty() || self.restored.is_some_and(|at| at + RESTORE > now) {
-            return;
-        }
-        let Touched { families, by } = std::mem::take(&mut self.touched);
-        self.restored = Some(now);
-        for at in 0..self.families.len() {
-            let Some(of) = self.families.get(at).filter(|of| families.contains(&of.family)) else { continue };
-            let (family, was_whole) = (of.family.name(), of.was_whole);
-            match self.bring(at) {
-                Ok(done) if done.acts > 0 && was_whole => {
-                    let table = &self.config.table;
-                    if self.said.is_some_and(|at| at + SAY_AGAIN > now) {
-                        tracing::debug!(family, table, by, acts = done.acts, "restored our nftables table again");
-                    } else {
-                        self.said = Some(now);
-                        tracing::warn!(family, table, by, acts = done.acts, "somebody changed our nftables table: restored");
-                    }
-                }
-                Ok(_) => {}
-                Err(error) => tracing::warn!(family, error = %chain(&error), "cannot restore our nftables table; trying again"),
-            }
-        }
-    }
-
-    fn retry(&mut self) {
-        let now = Instant::now();
-        for at in 0..self.families.len() {
-            let Some(of) = self.families.get(at) else { continue };
-            let failed = of.failure.as_ref().is_some_and(|f| f.again <= now);
-            let refused = of.keeper.as_ref().and_then(Keeper::next).is_some_and(|at| at <= now);
-            if self.idle || !(failed || refused) {
-                continue;
-            }
-            let said = of.failure.as_ref().map(|f| f.said.clone());
-            if let Err(error) = self.bring(at)
-                && said != Some(chain(&error).to_string())
-            {
-                tracing::warn!(error = %chain(&error), "cannot write our nftables table; trying again");
-            }
-        }
-    }
-
-    /// Who else is there; and, where no notification tells, whether our tables are whole.
-    fn look(&mut self) {
-        if self.idle {
-            return;
-        }
-        let now = self.foreign_generation();
-        if now.is_some_and(|now| now != self.generation) && self.notices.is_none() {
-            self.touched.families.extend(self.families.iter().map(|of| of.family));
-            self.restore();
-        }
-        self.generation = now.unwrap_or(self.generation);
-        let foreign = match nftables::open().and_then(|mut socket| observe::foreign(&mut socket)) {
-            Ok(foreign) => foreign,
-            Err(e) => {
-                tracing::debug!(error = %chain(&e), "cannot look at other nftables tables");
-                return;
-            }
-        };
-        let mut shared = self.shared();
-        match &foreign.drops_forwarded {
-            Some(chain) => {
-                let said = format!("chain {} of nftables table {} drops what it does not accept", chain.name, chain.table);
-                note(&mut shared.lacks, lacks::lack(Feature::Forwarding, said));
-            }
-            None => drop(shared.lacks.remove(&Feature::Forwarding)),
-        }
-        shared.foreign = foreign;
-    }
 }
 
 fn ground(config: &ProxyConfig, family: Family, fib: bool) -> Ground {
@@ -689,9 +427,4 @@ fn note(lacks: &mut BTreeMap<Feature, Lack>, lack: Lack) {
         tracing::warn!(feature = ?lack.feature, said = lack.said, cure = lack.cure, "{}", lack.consequence);
         lack
     });
-}
-
-/// A named place at which a test may cut us off.
-fn reached(place: &'static str, object: &str) -> Result<(), ProxyError> {
-    failpoint::hit(place).map_err(|source| ProxyError::Io { operation: place, object: object.to_owned(), source })
 }

@@ -3,6 +3,7 @@
 
 #![allow(unsafe_code)]
 
+mod attrs;
 pub mod bpf;
 pub mod capability;
 pub mod chain;

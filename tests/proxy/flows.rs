@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::net::{IpAddr, UdpSocket};
 
-use coracle::proxy::conntrack::{Stale, To, forget, forget_pod};
+use coracle::proxy::conntrack::{Stale, To, forget};
 use coracle::proxy::model::L4;
 use coracle::sys::conntrack::{self, Filter};
 use coracle::sys::netns;
@@ -147,7 +147,8 @@ fn the_kernels_filter_and_our_list_forget_the_same_flows() {
         let _sockets = send_all();
         conntrack::forget(&mut conntrack::open().unwrap(), &[none, Filter { protocol: Some(17), ..none }]).unwrap();
         assert_eq!(flows().len(), ALL.len());
-        forget_pod("127.0.0.1".parse().unwrap()).unwrap();
+        let pod = Filter { answering: ip("127.0.0.1"), ..none };
+        conntrack::forget(&mut conntrack::open().unwrap(), &[pod]).unwrap();
         assert_eq!(flows().len(), ALL.len() - 1);
     });
 }
