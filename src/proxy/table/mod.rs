@@ -9,5 +9,6 @@ pub mod ir;
 pub mod needs;
 pub mod ranges;
 pub mod read_back;
+mod story;
 pub mod text;
 pub mod trace;

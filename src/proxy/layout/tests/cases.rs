@@ -387,3 +387,41 @@ fn a_hundred_thousand_endpoints_and_ten_thousand_ports_are_planned_in_one_go() {
     assert!(table.chains.len() < 16, "ports share chains");
     assert_eq!(layout.change([&services[7].name], []).element_count(), 2);
 }
+
+#[test]
+fn a_trace_tells_rule_service_endpoint_and_end() {
+    let mut world = only(ServicePort { external_local: true, ..exposed(&[POD, FAR]) });
+    let table = world.table(Family::Ip);
+    let packet = world.packet(NODE, LB, L4::Tcp, 80);
+    let told = world.walk(&table, packet, 1).to_string();
+    let lines = [
+        "output output 1: Services and host ports: jump services",
+        "output services 2: addresses of Services: @svc (shop/web:http) goto external-local-2-1",
+        "output external-local-2-1 2: this node: any endpoint: @eps to 10.88.1.2:8080",
+        "postrouting postrouting 1: answers have to come back through this node: masquerade",
+        "to 10.88.1.2:8080 by eth0, source masqueraded",
+    ];
+    assert_eq!(told.lines().collect::<Vec<_>>(), lines);
+    world.services = vec![exposed(&[])];
+    let told = world.walk(&world.table(Family::Ip), packet, 0).to_string();
+    assert!(told.ends_with("refused: port unreachable") && told.contains("@noep (shop/web:http) goto reject"), "{told}");
+}
+
+#[test]
+fn the_plan_is_printed_in_nfts_words() {
+    let text = only(sticky(exposed(&[POD]))).table(Family::Ip).to_string();
+    for words in [
+        "table ip t {",
+        "\tmap svc {\n\t\ttype ipv4_addr . inet_proto . inet_service : verdict\n",
+        "10.96.0.10 . tcp . 80 comment \"shop/web:http\" : goto aff-",
+        "type nat hook prerouting priority -100; policy accept;",
+        "\t\tsize 16384\n\t\tflags dynamic,timeout\n\t\ttimeout 10800s\n",
+        "meta mark & 0x00004000 == 0x00004000 meta mark set meta mark ^ 0x00004000 masquerade fully-random",
+        "ct state new ip daddr @cluster-ips reject comment \"a port that the Service does not have\"",
+    ] {
+        assert!(text.contains(words), "{words}\n{text}");
+    }
+    let text = only(service(&[POD, FAR])).table(Family::Ip).to_string();
+    assert!(text.contains("dnat ip to ip daddr . meta l4proto . th dport . numgen random mod 2 map @eps comment"), "{text}");
+    assert!(text.contains("10.96.0.10 . tcp . 80 . 0x00000001 : 10.88.1.2 . 8080"), "{text}");
+}
