@@ -301,6 +301,7 @@ fn run(given: &Given) -> Result<Exit, CliError> {
         runtime: agent.rooms.runtime.clone(),
         images: agent.rooms.images.clone(),
         dns: agent.rooms.dns.clone(),
+        proxy: agent.rooms.proxy.clone(),
         facts: Facts {
             version: version::VERSION,
             node: config.node_name.clone(),

@@ -21,6 +21,7 @@ mod net;
 mod pod;
 mod pod_row;
 mod pods;
+mod proxy;
 mod runtime;
 mod services;
 mod stop_all;
@@ -43,6 +44,8 @@ pub const VERBS: &[&Verb] = &[
     &logs::VERB,
     &exec::VERB,
     &services::VERB,
+    &proxy::TRACE,
+    &proxy::PLAN,
     &images::IMAGES,
     &images::PULL,
     &images::IMPORT,

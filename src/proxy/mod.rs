@@ -20,6 +20,7 @@ pub mod observe;
 mod owner;
 pub mod service;
 pub mod table;
+pub mod way;
 
 use std::collections::BTreeMap;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -36,6 +37,7 @@ use model::{Cidr, NodeFacts};
 use observe::Foreign;
 use owner::{Order, Owner, Shared, Wish};
 pub use owner::{PodPorts, ServiceChange};
+use table::ir::Table;
 
 const STACK: usize = 256 * 1024;
 
@@ -133,6 +135,13 @@ impl Proxy {
     /// Removes our tables.
     pub fn remove_all(&self) -> Result<(), ProxyError> {
         self.order(Wish::Remove)
+    }
+
+    /// What is wanted of the kernel now, a table a family.
+    pub fn tables(&self) -> Result<Vec<Table>, ProxyError> {
+        let (give, tables) = channel();
+        self.order(Wish::Tables(give))?;
+        tables.recv().map_err(|_| ProxyError::Ended)
     }
 
     /// What this kernel or host withholds, as far as we met it; [`lacks::probe`] tries everything.

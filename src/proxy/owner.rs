@@ -75,6 +75,8 @@ pub(super) enum Wish {
         node: NodeFacts,
         service_cidrs: Vec<super::model::Cidr>,
     },
+    /// Tell what is wanted.
+    Tables(Sender<Vec<Table>>),
     /// Compare with the kernel and mend.
     Ensure,
     Remove,
@@ -243,6 +245,11 @@ impl Owner {
                     of.layout.move_to(ground(&self.config, of.family, !of.needs.contains(&Need::Fib)));
                 }
                 if self.idle { Ok(()) } else { self.bring_all() }
+            }
+            Wish::Tables(give) => {
+                // Whoever asked may have left.
+                let _ = give.send(self.families.iter().map(|of| of.layout.table().without(&of.needs)).collect());
+                Ok(())
             }
             Wish::Ensure => {
                 self.bring_all()?;

@@ -57,6 +57,7 @@ const RTA_DST: u16 = 1;
 const RTA_OIF: u16 = 4;
 const RTA_GATEWAY: u16 = 5;
 const RTA_MULTIPATH: u16 = 9;
+const RTA_PREFSRC: u16 = 7;
 const RTA_TABLE: u16 = 15;
 const RTNH_F_ONLINK: u32 = 4;
 const RT_TABLE_MAIN: u8 = 254;
@@ -355,17 +356,40 @@ pub fn default_route_links(socket: &mut Socket, ip_family: u8) -> Result<Vec<u32
     Ok(found)
 }
 
+/// Where packets to an address go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Route {
+    /// To this host.
+    pub local: bool,
+    /// The link that they leave by.
+    pub link: Option<u32>,
+    /// The source that this host's own would have.
+    pub source: Option<IpAddr>,
+}
+
 /// Whether the namespace takes packets to `ip` for its own. IPv6 addresses are put into the
 /// routing table by a worker, a moment after they are added or their link comes up.
 pub fn is_local(socket: &mut Socket, ip: IpAddr) -> Result<bool, NetlinkError> {
+    Ok(route(socket, ip)?.is_some_and(|route| route.local))
+}
+
+/// None: nowhere.
+pub fn route(socket: &mut Socket, ip: IpAddr) -> Result<Option<Route>, NetlinkError> {
     let mut fixed = rtmsg(family(ip), 0, 0, 0);
     let bytes = octets(ip);
     // The whole address is meant; a lookup is in whatever table the rules say.
     (fixed[1], fixed[4]) = (bytes.len() as u8 * 8, 0);
     let ask = Message::new(RTM_GETROUTE, 0, &fixed, Attrs::new().bytes(RTA_DST, &bytes));
     match socket.query(&format!("look up the route to {ip}"), &ask) {
-        Err(e) if matches!(e.errno(), Errno::ENETUNREACH | Errno::EHOSTUNREACH) => Ok(false),
-        other => Ok(other?.iter().any(|r| r.kind == RTM_NEWROUTE && r.payload.get(7) == Some(&RTN_LOCAL))),
+        Err(e) if matches!(e.errno(), Errno::ENETUNREACH | Errno::EHOSTUNREACH) => Ok(None),
+        other => Ok(other?.iter().find(|r| r.kind == RTM_NEWROUTE).map(|reply| {
+            let attrs = reply.payload.get(12..).unwrap_or_default();
+            Route {
+                local: reply.payload.get(7) == Some(&RTN_LOCAL),
+                link: attribute(attrs, RTA_OIF).and_then(|v| word(v, 0)),
+                source: attribute(attrs, RTA_PREFSRC).and_then(address_of),
+            }
+        })),
     }
 }
 

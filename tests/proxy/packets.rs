@@ -8,7 +8,8 @@ use coracle::proxy::apply::{Keeper, Reach};
 use coracle::proxy::layout::{self, Layout};
 use coracle::proxy::model::{Endpoint, HostPortWant, L4, NodeFacts, NodePortAddresses, ServicePort, ServicePortName};
 use coracle::proxy::table::ir::{Family, Table};
-use coracle::proxy::table::trace::{End, Flow, Nameless, Origin, Packet, Scene, trace};
+use coracle::proxy::table::trace::{End, Flow, Nameless, Origin, Packet, Scene, Trace, trace};
+use coracle::proxy::way::{Target, WayError, ways};
 
 use crate::ground::{BRIDGE, Ground, Ns};
 use crate::nft::{Nft, able};
@@ -173,19 +174,23 @@ impl Places {
                     nameless: Nameless::Empty,
                 };
                 let trace = trace(table, &scene, packet).unwrap();
-                match trace.end {
-                    End::Dropped => "dropped".to_owned(),
-                    End::Rejected(_) => "rejected".to_owned(),
-                    // Nobody listens on the node.
-                    End::Delivered => "rejected".to_owned(),
-                    End::Sent(by) => {
-                        // What leaves by the uplink looks like the node, which it may be.
-                        let hidden = trace.masqueraded && !(&*by == "up0" && source == ip(self.node));
-                        format!("{} {}", trace.packet.destination, if hidden { "hidden" } else { "kept" })
-                    }
-                }
+                self.word(&trace, source)
             })
             .collect()
+    }
+
+    fn word(&self, trace: &Trace, source: IpAddr) -> String {
+        match &trace.end {
+            End::Dropped => "dropped".to_owned(),
+            End::Rejected(_) => "rejected".to_owned(),
+            // Nobody listens on the node.
+            End::Delivered => "rejected".to_owned(),
+            End::Sent(by) => {
+                // What leaves by the uplink looks like the node, which it may be.
+                let hidden = trace.masqueraded && !(&**by == "up0" && source == ip(self.node));
+                format!("{} {}", trace.packet.destination, if hidden { "hidden" } else { "kept" })
+            }
+        }
     }
 }
 
@@ -276,11 +281,37 @@ fn everything_goes_where_the_tracer_says(places: &Places) {
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    on_this_host(&ground, places, &table);
     // Loopback is the node's own.
     let loopback = if node.is_ipv4() { "127.0.0.1" } else { "::1" };
     let own = Case { from: loopback, to: ip(loopback), port: 30001, protocol: L4::Tcp };
     assert_eq!(ask(&ground.node, &own), "rejected");
     affinity(&ground, places, layout);
+}
+
+/// The same, asked on the node, whose addresses and routes are looked up.
+fn on_this_host(ground: &Ground, places: &Places, table: &Table) {
+    let to = |at: IpAddr, port| Target { at: SocketAddr::new(at, port), protocol: L4::Tcp };
+    for from in [places.pods[0], places.node, places.clients[0]] {
+        for (at, port) in [((places.vip)(1), 80), (ip(places.node), 30003), (ip(places.lb), 81), (ip(places.nobody), 80)] {
+            let case = Case { from, to: at, port, protocol: L4::Tcp };
+            let ways = ground.node.run(|| ways(std::slice::from_ref(table), Some(ip(from)), &to(at, port))).unwrap();
+            assert_eq!((&ways.differs, ways.more), (&None, 0));
+            let told: BTreeSet<String> = ways.all.iter().map(|trace| places.word(trace, ip(from))).collect();
+            assert_eq!(told, places.foretold(table, &case), "{from} to {at} {port}");
+        }
+    }
+    let ask = |from: Option<&str>, at: IpAddr| ground.node.run(|| ways(std::slice::from_ref(table), from.map(ip), &to(at, 80)));
+    // The node itself goes by its default route.
+    let own = ask(None, (places.vip)(8)).unwrap();
+    assert_eq!(own.all[0].packet.destination, ip(places.pods[0]));
+    assert!(own.to_string().contains("@svc (test/s8:p) goto lb-1"), "{own}");
+    let other = if ip(places.node).is_ipv4() { V6.node } else { V4.node };
+    assert!(matches!(ask(Some(other), (places.vip)(8)), Err(WayError::Families { .. })));
+    // Somebody took an endpoint out.
+    ground.node.run(|| Nft::host().must(&["flush", "map", table.family.name(), "tp", "nodeport-eps"]));
+    assert!(ask(None, (places.vip)(8)).unwrap().to_string().contains("elements of the kernel's table are not as they should be"));
+    load(ground, table);
 }
 
 /// A client stays, also by the NodePort; when its endpoint goes it gets another, and stays there.

@@ -1,5 +1,6 @@
 //! The real [`Agent`]: answers from the planner's handle, the runtime and the images.
 
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,14 +16,20 @@ use crate::dns::Dns;
 use crate::images::{Image, ImageError, Images, ImportOptions, PullAuth};
 use crate::kubelet::handle::{self, AgentHandle, AskError};
 use crate::kubelet::source::{Origin, Problem};
+use crate::proxy::way::{self, Target, WayError};
+use crate::proxy::{Proxy, ProxyError};
 use crate::runtime::model::{ContainerPhase, ExecSpec, SandboxState};
 use crate::runtime::{ExecProcess, FailureKind as StartFailure, Runtime, RuntimeError, spec};
+
+/// Bytes of one answer, to the next end of a line.
+const PIECE: usize = 256 * 1024;
 
 pub struct Door {
     pub handle: AgentHandle,
     pub runtime: Runtime,
     pub images: Images,
     pub dns: Option<Arc<Dns>>,
+    pub proxy: Proxy,
     pub facts: Facts,
 }
 
@@ -68,6 +75,41 @@ impl Agent for Door {
 
     fn services(&self) -> Result<Vec<ServiceView>, Failure> {
         Ok(self.handle.services()?)
+    }
+
+    fn tables(&self, give: &mut dyn FnMut(String) -> Result<(), Failure>) -> Result<(), Failure> {
+        for table in self.proxy.tables().map_err(proxy_failure)? {
+            let text = table.to_string();
+            let mut rest = text.as_str();
+            while !rest.is_empty() {
+                let end = rest.get(PIECE..).and_then(|tail| tail.find('\n')).map_or(rest.len(), |at| PIECE + at + 1);
+                let (piece, after) = rest.split_at(end);
+                give(piece.to_owned())?;
+                rest = after;
+            }
+        }
+        Ok(())
+    }
+
+    fn trace(&self, from: &str, to: &str) -> Result<String, Failure> {
+        let to: Target = to.parse().map_err(|e| Failure::of(FailureKind::Invalid, &e))?;
+        let source = match from.parse::<IpAddr>() {
+            Ok(ip) => Some(ip),
+            Err(_) if from == "node" => None,
+            Err(_) => {
+                let pods = self.handle.pods()?;
+                let pod = find(&pods, from)?;
+                let ips = pod.status.pod_ips.iter().filter_map(|ip| ip.ip.parse::<IpAddr>().ok());
+                let mut ips = ips.filter(|ip| ip.is_ipv4() == to.at.is_ipv4());
+                let ip = ips.next().ok_or_else(|| {
+                    let why = format!("pod {}/{} has no address of the family of {}", pod.namespace, pod.name, to.at);
+                    Failure::new(FailureKind::Invalid, why)
+                })?;
+                Some(ip)
+            }
+        };
+        let tables = self.proxy.tables().map_err(proxy_failure)?;
+        way::ways(&tables, source, &to).map(|ways| ways.to_string()).map_err(way_failure)
     }
 
     fn info(&self) -> Result<AgentInfo, Failure> {
@@ -266,6 +308,18 @@ fn runtime_failure(error: &RuntimeError) -> Failure {
         },
     };
     Failure::of(kind, error)
+}
+
+fn proxy_failure(error: ProxyError) -> Failure {
+    Failure::of(FailureKind::Failed, &error)
+}
+
+fn way_failure(error: WayError) -> Failure {
+    let kind = match error {
+        WayError::NoTable(_) | WayError::Families { .. } | WayError::NoRoute(_) => FailureKind::Invalid,
+        WayError::Route(_) | WayError::Look(_) | WayError::Trace(_) => FailureKind::Failed,
+    };
+    Failure::of(kind, &error)
 }
 
 fn images_failure(error: ImageError) -> Failure {

@@ -27,6 +27,9 @@ pub trait Agent: Send + Sync + 'static {
     fn problems(&self) -> Result<Vec<ProblemView>, Failure>;
     /// By namespace and name.
     fn services(&self) -> Result<Vec<ServiceView>, Failure>;
+    /// The proxy's tables, piece by piece.
+    fn tables(&self, give: &mut dyn FnMut(String) -> Result<(), Failure>) -> Result<(), Failure>;
+    fn trace(&self, from: &str, to: &str) -> Result<String, Failure>;
     fn info(&self) -> Result<AgentInfo, Failure>;
     /// Starts a process in a running container.
     fn exec(&self, ask: &ExecAsk) -> Result<ExecProcess, Failure>;

@@ -29,6 +29,14 @@ pub enum Ask {
     Info {},
     /// Every Service, as it is served.
     Services {},
+    /// The proxy's tables as they are wanted; answers `Text`.
+    Tables {},
+    /// Where a connection goes; answers `Text`. `from`: an address, `node`, or a pod as in exec;
+    /// `to`: `10.96.0.10:80/tcp`.
+    Trace {
+        from: String,
+        to: String,
+    },
     /// Answers `Started` with descriptors; the process is the client's from then on.
     Exec(ExecAsk),
     Images {},
@@ -90,6 +98,10 @@ pub enum Answer {
         pid: i32,
         /// Which of stdin, stdout, stderr, pty came, in this order.
         streams: Vec<StreamKind>,
+    },
+    /// Lines for stdout.
+    Text {
+        text: String,
     },
     /// A line for stderr.
     Said {

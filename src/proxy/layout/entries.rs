@@ -73,7 +73,7 @@ impl Entry {
 /// Internal traffic, that ends in `last`.
 pub(super) fn cluster_ip(ground: &Ground, last: Vec<Step>) -> Vec<Rule> {
     let mut rules: Vec<Rule> = ground
-        .not_from_pod()
+        .sent_by_others()
         .into_iter()
         .map(|mut steps| {
             steps.push(Step::MarkOr { bits: MASQUERADE_MARK });
@@ -89,7 +89,7 @@ pub(super) fn cluster_ip(ground: &Ground, last: Vec<Step>) -> Vec<Rule> {
 pub(super) fn external_local(ground: &Ground, cluster: Option<Step>, local: Option<Step>) -> Vec<Rule> {
     let mut rules = Vec::new();
     if let Some(cluster) = cluster {
-        rules.extend(ground.from_pod().into_iter().map(|pod| Rule::new("pods: any endpoint", vec![pod, cluster.clone()])));
+        rules.extend(ground.sent_by_pods().into_iter().map(|pod| Rule::new("pods: any endpoint", vec![pod, cluster.clone()])));
         if ground.fib {
             let own = vec![Step::SourceIsLocal { not: false }, Step::MarkOr { bits: MASQUERADE_MARK }, cluster];
             rules.push(Rule::new("this node: any endpoint", own));

@@ -200,11 +200,17 @@ fn no_such_service(ground: &Ground) -> Vec<Rule> {
     rules
 }
 
+#[derive(Debug)]
+pub(super) struct Firewall {
+    pub sets: [(Name, SetSpec); 2],
+    pub chains: [(Name, Chain); 2],
+}
+
 /// Sets and chains that are there while a Service has loadBalancerSourceRanges. Ahead of
 /// translation, where the Service's address is still to be seen.
-pub(super) fn firewall() -> (Vec<(Name, SetSpec)>, Vec<(Name, Chain)>) {
+pub(super) fn firewall() -> Firewall {
     use Type::{Address, Port, Protocol};
-    let sets = vec![
+    let sets = [
         (RESTRICTED.into(), SetSpec::set(&[Address, Protocol, Port])),
         (SOURCES.into(), SetSpec::set(&[Address, Protocol, Port, Address]).of_ranges()),
     ];
@@ -219,6 +225,6 @@ pub(super) fn firewall() -> (Vec<(Name, SetSpec)>, Vec<(Name, Chain)>) {
         let rules = vec![Rule::new("not in loadBalancerSourceRanges", outside.clone())];
         at(ChainType::Filter, hook, DSTNAT - 10, rules)
     };
-    let chains = vec![("firewall-prerouting".into(), chain(Hook::Prerouting)), ("firewall-output".into(), chain(Hook::Output))];
-    (sets, chains)
+    let chains = [("firewall-prerouting".into(), chain(Hook::Prerouting)), ("firewall-output".into(), chain(Hook::Output))];
+    Firewall { sets, chains }
 }

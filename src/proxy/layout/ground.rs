@@ -71,7 +71,7 @@ impl Ground {
     }
 
     /// Matches of what a pod of this node sends; any of them.
-    pub(super) fn from_pod(&self) -> Vec<Step> {
+    pub(super) fn sent_by_pods(&self) -> Vec<Step> {
         match &self.bridge {
             Some(bridge) => vec![Step::InInterface { name: Name::clone(bridge), not: false }],
             None => self.pod_cidrs.iter().map(|cidr| Step::SourceIn { cidr: *cidr, not: false }).collect(),
@@ -79,7 +79,7 @@ impl Ground {
     }
 
     /// Matches of what others send; each rule of them that fits. None where nothing tells.
-    pub(super) fn not_from_pod(&self) -> Vec<Vec<Step>> {
+    pub(super) fn sent_by_others(&self) -> Vec<Vec<Step>> {
         match &self.bridge {
             // What the node itself sends comes in nowhere: older kernels match no name then.
             Some(bridge) => {

@@ -150,7 +150,7 @@ impl Layout {
             table.chains.insert(entry.name(), entry.chain(&self.ground));
         }
         if self.shared.restricted > 0 {
-            let (sets, chains) = frame::firewall();
+            let frame::Firewall { sets, chains } = frame::firewall();
             table.sets.extend(sets);
             table.chains.extend(chains);
         }
@@ -207,7 +207,7 @@ impl Layout {
         }
         let mut one = BTreeMap::from([((), *restricted)]);
         for side in counted(&mut one, (), draft.restricted) {
-            let (sets, chains) = frame::firewall();
+            let frame::Firewall { sets, chains } = frame::firewall();
             sets.into_iter().for_each(|(name, spec)| draft.set(name, spec, side));
             chains.into_iter().for_each(|(name, chain)| draft.chain(name, chain, side));
         }

@@ -13,14 +13,21 @@ impl fmt::Display for Trace {
         for hop in &self.hops {
             writeln!(f, "{hop}")?;
         }
+        f.write_str(&self.outcome())
+    }
+}
+
+impl Trace {
+    /// What became of the packet.
+    pub fn outcome(&self) -> String {
         let to = SocketAddr::new(self.packet.destination, self.packet.destination_port);
-        match &self.end {
-            End::Delivered => write!(f, "to {to} on this node")?,
-            End::Sent(by) => write!(f, "to {to} by {by}")?,
-            End::Dropped => return write!(f, "dropped"),
-            End::Rejected(how) => return write!(f, "refused: {}", refusal(*how)),
-        }
-        write!(f, ", source {}", if self.masqueraded { "masqueraded" } else { "kept" })
+        let to = match &self.end {
+            End::Delivered => format!("to {to} on this node"),
+            End::Sent(by) => format!("to {to} by {by}"),
+            End::Dropped => return "dropped".to_owned(),
+            End::Rejected(how) => return format!("refused: {}", refusal(*how)),
+        };
+        format!("{to}, source {}", if self.masqueraded { "masqueraded" } else { "kept" })
     }
 }
 
