@@ -1,4 +1,5 @@
 //! What research/network.md §2 and §5 list, as sentences.
+#![deny(clippy::disallowed_methods)]
 
 use std::time::Duration;
 

@@ -1,5 +1,6 @@
 //! What Kubernetes says becomes of a connection, written down without a thought of tables: the
 //! naive half of the property test.
+#![deny(clippy::disallowed_methods)]
 
 use std::net::IpAddr;
 

@@ -1,5 +1,6 @@
 //! 10,000 random worlds: each packet goes where the plain model says, and whatever the order in
 //! which Services come and go, the changes make of one table the other.
+#![deny(clippy::disallowed_methods)]
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;

@@ -1,4 +1,5 @@
 //! A node with two addresses, its pods, pods of another node, the outside: what tests send from.
+#![deny(clippy::disallowed_methods)]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
