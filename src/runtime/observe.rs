@@ -55,7 +55,7 @@ impl Inner {
             found
         };
         std::thread::scope(|scope| {
-            let spawn = |_| std::thread::Builder::new().name("recover".into()).stack_size(STACK).spawn_scoped(scope, &work);
+            let spawn = |_| std::thread::Builder::new().name("recover".into()).stack_size(STACK).spawn_scoped(scope, work);
             let threads = (0..ASKERS.min(uids.len())).map(spawn).collect::<io::Result<Vec<_>>>()?;
             let mut found = Vec::new();
             for thread in threads {
