@@ -75,9 +75,17 @@ pub fn parse(output: &str) -> Facts {
             "fds" => (line.to_owned(), "open".to_owned()),
             _ => (number.to_string(), line.to_owned()),
         };
+        let value = if key == "SigIgn" { without_the_c_librarys(&value) } else { value };
         facts.insert(format!("{section}/{key}"), value);
     }
     facts
+}
+
+/// Signals 32 and 33 are the C library's own, and Go's runtime leaves them as it was started: a stock
+/// node passes on what its caller ignored. What ours makes of them is tested in `sys::signal`.
+fn without_the_c_librarys(signals: &str) -> String {
+    const OWN: u64 = 0b11 << 31;
+    u64::from_str_radix(signals.trim(), 16).map_or_else(|_| signals.to_owned(), |set| format!("{:016x}", set & !OWN))
 }
 
 const STATUS: [&str; 20] = [
