@@ -2,8 +2,8 @@
 //! under a dead agent. Nobody can reach them any more (their socket, pins and exits are gone), so a
 //! start ends them; the pods themselves run again from the store.
 //!
-//! Invariant: only what lies below our own monitors' cgroup names an orphan. `kubepods` alone does
-//! not: another node's pods may be there.
+//! Invariant: an orphan is a pod of our own journal whose monitor's cgroup is there and whose run
+//! directory is not. What else bears the instance's name may be of an agent with another root.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -18,13 +18,19 @@ pub fn monitors(parent: &str) -> String {
     format!("{}/coracle", parent.trim_end_matches('/'))
 }
 
-/// Ends every pod that has a monitor's cgroup and is not among `known`; returns their uids.
-pub fn end(cgroups: &Cgroups, parent: &str, known: &BTreeSet<&str>) -> Result<Vec<String>, CgroupError> {
+/// Ends every pod of `journalled` that has a monitor's cgroup and is not among `known`; returns
+/// their uids.
+pub fn end(
+    cgroups: &Cgroups,
+    parent: &str,
+    journalled: &BTreeSet<&str>,
+    known: &BTreeSet<&str>,
+) -> Result<Vec<String>, CgroupError> {
     let mut ended = Vec::new();
     let deadline = Instant::now() + ENDING;
     for monitor in cgroups.children(&monitors(parent))? {
         let Some((_, uid)) = monitor.rsplit_once('/') else { continue };
-        if known.contains(uid) {
+        if known.contains(uid) || !journalled.contains(uid) {
             continue;
         }
         let pod = format!("/pod{uid}");
