@@ -8,6 +8,7 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
+use super::qos::{self, QosClass};
 use crate::runtime::cgroup::{CgroupError, Cgroups};
 
 /// Killed processes are waited for this long, all together.
@@ -33,31 +34,15 @@ pub fn end(
         if known.contains(uid) || !journalled.contains(uid) {
             continue;
         }
-        let pod = format!("/pod{uid}");
-        let kubepods = format!("{}/kubepods", parent.trim_end_matches('/'));
-        let mut paths = vec![monitor.clone()];
-        for class in ["", "/burstable", "/besteffort"] {
-            let path = format!("{kubepods}{class}{pod}");
-            if cgroups.exists(&path)? {
-                paths.push(path);
-            }
-        }
         // The monitor last: while it lives its containers' ends are seen and logged.
-        for path in paths.iter().rev() {
-            end_all(cgroups, path, deadline)?;
+        let classes = [QosClass::Guaranteed, QosClass::Burstable, QosClass::BestEffort];
+        let pods = classes.map(|class| qos::pod_cgroup(parent, class, uid));
+        for path in pods.iter().chain([&monitor]) {
+            // Whatever still lives keeps the directory, and is told as its error.
+            cgroups.end(path, deadline.saturating_duration_since(Instant::now()))?;
             cgroups.remove(path)?;
         }
         ended.push(uid.to_owned());
     }
     Ok(ended)
-}
-
-fn end_all(cgroups: &Cgroups, path: &str, deadline: Instant) -> Result<(), CgroupError> {
-    loop {
-        cgroups.kill(path)?;
-        if cgroups.pids(path)?.is_empty() || Instant::now() > deadline {
-            return Ok(());
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
 }
