@@ -42,6 +42,7 @@ lint: vendor
 	$(CARGO) fmt --check
 	$(CARGO) clippy --locked --quiet --lib --bins -- -D warnings
 	$(CARGO) clippy $(TESTING) --quiet --all-targets -- -D warnings -A clippy::unwrap_used -A clippy::expect_used -A clippy::panic
+	$(CARGO) metadata --locked --format-version 1 --manifest-path tests/fuzz/Cargo.toml >/dev/null
 
 unit: vendor
 	$(CARGO) test $(TESTING) --quiet --lib --bins --test layers

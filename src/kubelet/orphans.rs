@@ -2,12 +2,13 @@
 //! under a dead agent. Nobody can reach them any more (their socket, pins and exits are gone), so a
 //! start ends them; the pods themselves run again from the store.
 //!
-//! Invariant: only what lies below our own monitors' cgroup names an orphan. `kubepods` alone does
-//! not: another node's pods may be there.
+//! Invariant: an orphan is a pod of our own journal whose monitor's cgroup is there and whose run
+//! directory is not. What else bears the instance's name may be of an agent with another root.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
+use super::qos::{self, QosClass};
 use crate::runtime::cgroup::{CgroupError, Cgroups};
 
 /// Killed processes are waited for this long, all together.
@@ -18,40 +19,30 @@ pub fn monitors(parent: &str) -> String {
     format!("{}/coracle", parent.trim_end_matches('/'))
 }
 
-/// Ends every pod that has a monitor's cgroup and is not among `known`; returns their uids.
-pub fn end(cgroups: &Cgroups, parent: &str, known: &BTreeSet<&str>) -> Result<Vec<String>, CgroupError> {
+/// Ends every pod of `journalled` that has a monitor's cgroup and is not among `known`; returns
+/// their uids.
+pub fn end(
+    cgroups: &Cgroups,
+    parent: &str,
+    journalled: &BTreeSet<&str>,
+    known: &BTreeSet<&str>,
+) -> Result<Vec<String>, CgroupError> {
     let mut ended = Vec::new();
     let deadline = Instant::now() + ENDING;
     for monitor in cgroups.children(&monitors(parent))? {
         let Some((_, uid)) = monitor.rsplit_once('/') else { continue };
-        if known.contains(uid) {
+        if known.contains(uid) || !journalled.contains(uid) {
             continue;
         }
-        let pod = format!("/pod{uid}");
-        let kubepods = format!("{}/kubepods", parent.trim_end_matches('/'));
-        let mut paths = vec![monitor.clone()];
-        for class in ["", "/burstable", "/besteffort"] {
-            let path = format!("{kubepods}{class}{pod}");
-            if cgroups.exists(&path)? {
-                paths.push(path);
-            }
-        }
         // The monitor last: while it lives its containers' ends are seen and logged.
-        for path in paths.iter().rev() {
-            end_all(cgroups, path, deadline)?;
+        let classes = [QosClass::Guaranteed, QosClass::Burstable, QosClass::BestEffort];
+        let pods = classes.map(|class| qos::pod_cgroup(parent, class, uid));
+        for path in pods.iter().chain([&monitor]) {
+            // Whatever still lives keeps the directory, and is told as its error.
+            cgroups.end(path, deadline.saturating_duration_since(Instant::now()))?;
             cgroups.remove(path)?;
         }
         ended.push(uid.to_owned());
     }
     Ok(ended)
-}
-
-fn end_all(cgroups: &Cgroups, path: &str, deadline: Instant) -> Result<(), CgroupError> {
-    loop {
-        cgroups.kill(path)?;
-        if cgroups.pids(path)?.is_empty() || Instant::now() > deadline {
-            return Ok(());
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
 }

@@ -60,7 +60,7 @@ pub struct Rooms {
     pub facts: NodeFacts,
     /// One a family at most; the first one's family is the default.
     pub service_ranges: Vec<Cidr>,
-    _instance: InstanceLock,
+    _instance: Option<InstanceLock>,
 }
 
 impl Rooms {
@@ -134,7 +134,12 @@ pub fn open(config: Config, events: Sender<RuntimeEvent>) -> Result<Start, OpenE
     let boot_id = clock::boot_id().map_err(|source| OpenError::Host { what: "boot id", source })?;
     // Its lock comes first: one agent a root.
     let (store, state, report) = PodStore::open(&config.roots.state)?;
-    let held = instance::take(&config.instance)?;
+    let held = match instance::take(&config.instance) {
+        Ok(held) => Some(held),
+        // One that only ends the pods of its own root makes nothing under that name.
+        Err(InstanceError::InUse { .. }) if config.manifests.is_none() => None,
+        Err(error) => return Err(error.into()),
+    };
     if report.cut > 0 || !report.lost.is_empty() || report.unknown > 0 {
         tracing::warn!(
             records = report.records,
@@ -163,7 +168,9 @@ pub fn open(config: Config, events: Sender<RuntimeEvent>) -> Result<Start, OpenE
         events,
     )?;
     let sandboxes = runtime.recover()?;
-    let orphans = orphans::end(&cgroups, &config.cgroup_parent, &sandboxes.iter().map(|s| s.uid.as_str()).collect())?;
+    let journalled = state.pods.keys().map(|uid| uid.as_str()).collect();
+    let known = sandboxes.iter().map(|s| s.uid.as_str()).collect();
+    let orphans = orphans::end(&cgroups, &config.cgroup_parent, &journalled, &known)?;
     if !orphans.is_empty() {
         tracing::warn!(pods = ?orphans, "processes of pods that nobody could reach any more were ended: their run directories are gone");
     }

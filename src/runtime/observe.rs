@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::RuntimeError;
 use super::apply::{
-    Inner, META, MONITOR, Monitor, QUICK, containers_of, gone_is_fine, pins, read_json, read_sandbox, write_json,
+    Inner, META, MONITOR, Monitor, QUICK, containers_of, gone_is_fine, pins, pods_of, read_json, read_sandbox, write_json,
 };
 use super::layout::{Meta, PodRun, SANDBOX, STARTED, Sandbox, Started};
 use super::model::{ContainerPhase, ContainerState, Pins, SandboxState};
@@ -28,18 +28,7 @@ const STACK: usize = 256 << 10;
 impl Inner {
     pub fn recover(&self) -> Result<Vec<SandboxState>, RuntimeError> {
         let dir = self.config.run.join("pods");
-        let entries = match fs::read_dir(&dir) {
-            Ok(entries) => entries,
-            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-            Err(e) => return Err(RuntimeError::io("read", dir)(e)),
-        };
-        let mut uids = Vec::new();
-        for entry in entries {
-            let name = entry.map_err(RuntimeError::io("read", &dir))?.file_name();
-            // Nothing else is put there.
-            uids.extend(name.to_str().and_then(|name| PodUid::parse(name).ok()));
-        }
-        let found = self.recover_all(&uids).map_err(RuntimeError::io("recover", &dir))?;
+        let found = self.recover_all(&pods_of(&self.config.run)?).map_err(RuntimeError::io("recover", &dir))?;
         failpoint::hit("runtime.recover.done").map_err(RuntimeError::io("recover", &dir))?;
         Ok(found)
     }
@@ -55,7 +44,7 @@ impl Inner {
             found
         };
         std::thread::scope(|scope| {
-            let spawn = |_| std::thread::Builder::new().name("recover".into()).stack_size(STACK).spawn_scoped(scope, &work);
+            let spawn = |_| std::thread::Builder::new().name("recover".into()).stack_size(STACK).spawn_scoped(scope, work);
             let threads = (0..ASKERS.min(uids.len())).map(spawn).collect::<io::Result<Vec<_>>>()?;
             let mut found = Vec::new();
             for thread in threads {

@@ -10,7 +10,7 @@ use std::io;
 use std::path::Path;
 
 use super::RuntimeError;
-use super::apply::{MONITOR, Monitor, read_json};
+use super::apply::{monitor_of, pods_of};
 use super::layout::PodRun;
 use crate::sys::{clock, mount};
 
@@ -38,22 +38,8 @@ pub fn mount_run(run: &Path) -> Result<(), RuntimeError> {
 
 /// Whether a monitor that is named below it is a process of this boot.
 fn has_living(run: &Path) -> Result<bool, RuntimeError> {
-    let dir = run.join("pods");
-    let entries = match fs::read_dir(&dir) {
-        Ok(entries) => entries,
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(false),
-        Err(e) => return Err(RuntimeError::io("read", dir)(e)),
-    };
-    for entry in entries {
-        let pod = PodRun::at(entry.map_err(RuntimeError::io("read", &dir))?.path());
-        let monitor = read_json::<Monitor>(&pod.join(MONITOR))?;
-        if monitor
-            .map(|m| m.living())
-            .transpose()
-            .map_err(RuntimeError::io("look at the monitor of", pod.path()))?
-            .flatten()
-            .is_some()
-        {
+    for uid in pods_of(run)? {
+        if monitor_of(&PodRun::of(run, &uid))?.is_some() {
             return Ok(true);
         }
     }

@@ -367,7 +367,9 @@ impl Reply {
     }
 }
 
-/// A scripted HTTP server on loopback; it ends with the value.
+/// A scripted HTTP server on loopback; its threads end with the test process. Its HTTP is
+/// tiny_http's, which knows nothing of ours; only a server that breaks off answers is written by
+/// hand, since a library's never does.
 pub struct Server {
     pub address: SocketAddr,
     pub seen: Arc<Mutex<Vec<Seen>>>,
@@ -379,11 +381,25 @@ impl Server {
     }
 
     pub fn start_at(address: &str, script: impl Fn(&Seen) -> Reply + Send + Sync + 'static) -> Server {
-        let listener = TcpListener::bind(address).unwrap();
+        let server = tiny_http::Server::http(address).unwrap();
+        let address = server.server_addr().to_ip().unwrap();
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let (log, script) = (seen.clone(), Arc::new(script));
+        std::thread::spawn(move || {
+            while let Ok(request) = server.recv() {
+                let (log, script) = (log.clone(), script.clone());
+                std::thread::spawn(move || answer(request, &log, &*script));
+            }
+        });
+        Server { address, seen }
+    }
+
+    /// For scripts that cut answers off.
+    pub fn breaking(script: impl Fn(&Seen) -> Reply + Send + Sync + 'static) -> Server {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let seen = Arc::new(Mutex::new(Vec::new()));
         let (log, script) = (seen.clone(), Arc::new(script));
-        // The threads end with the test process.
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 let (log, script) = (log.clone(), script.clone());
@@ -400,6 +416,23 @@ impl Server {
     pub fn requests(&self, path_part: &str) -> Vec<Seen> {
         self.seen.lock().unwrap().iter().filter(|s| s.path.contains(path_part)).cloned().collect()
     }
+}
+
+fn answer(mut request: tiny_http::Request, log: &Mutex<Vec<Seen>>, script: &dyn Fn(&Seen) -> Reply) {
+    let mut body = String::new();
+    request.as_reader().read_to_string(&mut body).unwrap();
+    let header = |h: &tiny_http::Header| (h.field.as_str().as_str().to_ascii_lowercase(), h.value.as_str().to_owned());
+    let headers = request.headers().iter().map(header).collect();
+    let seen = Seen { method: request.method().to_string(), path: request.url().to_owned(), headers, body };
+    log.lock().unwrap().push(seen.clone());
+    let reply = script(&seen);
+    assert!(reply.cut.is_none(), "Server::breaking is for that");
+    let mut response = tiny_http::Response::from_data(reply.body).with_status_code(reply.status);
+    for (name, value) in &reply.headers {
+        response.add_header(tiny_http::Header::from_bytes(name.as_bytes(), value.as_bytes()).unwrap());
+    }
+    // The client may have gone.
+    let _ = request.respond(response);
 }
 
 fn serve(stream: TcpStream, log: &Mutex<Vec<Seen>>, script: &dyn Fn(&Seen) -> Reply) {

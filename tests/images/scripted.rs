@@ -258,7 +258,7 @@ fn a_download_that_breaks_off_goes_on() {
     let image = sample();
     let (served, ranges) = (image.clone(), std::sync::Arc::new(AtomicUsize::new(0)));
     let count = ranges.clone();
-    let server = Server::start(move |seen| {
+    let server = Server::breaking(move |seen| {
         let answer = serve_image(&served, seen);
         if !seen.path.contains("/blobs/") || answer.body.len() < 1000 {
             return answer;
@@ -279,7 +279,7 @@ fn a_download_that_breaks_off_goes_on() {
 fn a_server_without_ranges_and_one_that_hangs() {
     let image = sample();
     let (served, tries) = (image.clone(), AtomicUsize::new(0));
-    let server = Server::start(move |seen| {
+    let server = Server::breaking(move |seen| {
         let mut seen = seen.clone();
         seen.headers.retain(|(k, _)| k != "range");
         let answer = serve_image(&served, &seen);
@@ -301,7 +301,7 @@ fn a_download_goes_on_after_a_restart() {
     let down = std::sync::Arc::new(AtomicUsize::new(1));
     let (served, broken) = (image.clone(), down.clone());
     let big = image.layers[0];
-    let server = Server::start(move |seen| {
+    let server = Server::breaking(move |seen| {
         let answer = serve_image(&served, seen);
         if broken.load(Ordering::Relaxed) == 1 && seen.path.contains(&big.hex()) {
             return if seen.header("range").is_some() { answer.cut(0) } else { answer.cut(100_000) };
@@ -391,7 +391,7 @@ fn a_server_that_asks_to_wait_is_obeyed() {
 #[test]
 fn a_cancelled_pull_ends_soon() {
     let image = sample();
-    let server = Server::start(move |seen| {
+    let server = Server::breaking(move |seen| {
         let answer = serve_image(&image, seen);
         if seen.path.contains("/blobs/") && answer.body.len() > 1000 {
             Reply { hang: Duration::from_secs(30), ..answer.cut(1000) }

@@ -13,6 +13,14 @@ fn sleeper(name: &str) -> String {
     pod(name, "Always", &[], &[("c", "trap 'exit 0' TERM; while :; do sleep 0.2; done")], "")
 }
 
+/// A node with a pod "a" that sleeps.
+fn sleeping() -> Node {
+    let node = Node::running();
+    node.put("a.yaml", &sleeper("a"));
+    node.wait_ready("a");
+    node
+}
+
 fn stop(pid: i32, signal: Signal) {
     kill(Pid::from_raw(pid), signal).unwrap();
 }
@@ -22,9 +30,7 @@ fn nobody_but_root_gets_to_what_containers_write() {
     if !privileged() {
         return;
     }
-    let node = Node::running();
-    node.put("a.yaml", &sleeper("a"));
-    node.wait_ready("a");
+    let node = sleeping();
     node.ok(&["exec", "a", "--", "sh", "-c", "cp /bin/busybox /tmp/root && chmod 4755 /tmp/root"]);
     let containers = node.root().join("state/containers");
     let upper = fs::read_dir(&containers).unwrap().next().unwrap().unwrap().path().join("upper/tmp/root");
@@ -78,9 +84,7 @@ fn a_damaged_run_file_costs_a_restart_and_no_more() {
     if !privileged() {
         return;
     }
-    let mut node = Node::running();
-    node.put("a.yaml", &sleeper("a"));
-    node.wait_ready("a");
+    let mut node = sleeping();
     for file in ["monitor.json", "sandbox.json"] {
         let monitors = node.monitors();
         node.kill_agent();
@@ -103,9 +107,7 @@ fn one_instance_is_one_agents() {
     if !privileged() {
         return;
     }
-    let node = Node::running();
-    node.put("a.yaml", &sleeper("a"));
-    node.wait_ready("a");
+    let node = sleeping();
     let ip = node.status("a")["podIP"].clone();
     let mut second = node.command(env!("CARGO_BIN_EXE_coracle"));
     second.args(["agent", "--instance", &node.instance]).arg("--manifests").arg(node.path("manifests"));
@@ -121,9 +123,7 @@ fn a_link_that_somebody_deletes_comes_back() {
     if !privileged() {
         return;
     }
-    let node = Node::running();
-    node.put("a.yaml", &sleeper("a"));
-    node.wait_ready("a");
+    let node = sleeping();
     let address = |node: &Node| {
         let out = node.cli(&["exec", "a", "--", "ip", "-o", "-4", "addr", "show", "eth0"]);
         String::from_utf8_lossy(&out.stdout).split_whitespace().nth(3).map(str::to_owned)
@@ -145,9 +145,7 @@ fn an_exit_that_was_missed_while_the_monitor_was_stopped_ends_the_pod_all_the_sa
     if !privileged() {
         return;
     }
-    let mut node = Node::running();
-    node.put("a.yaml", &sleeper("a"));
-    node.wait_ready("a");
+    let mut node = sleeping();
     let monitor = node.monitors()[0];
     let shell = node.shells()[0];
     stop(monitor, Signal::SIGSTOP);
@@ -165,9 +163,7 @@ fn an_exec_that_has_not_begun_ends_with_the_first_signal() {
     if !privileged() {
         return;
     }
-    let node = Node::running();
-    node.put("a.yaml", &sleeper("a"));
-    node.wait_ready("a");
+    let node = sleeping();
     let monitor = node.monitors()[0];
     stop(monitor, Signal::SIGSTOP);
     let mut command = node.command(env!("CARGO_BIN_EXE_coracle"));
@@ -193,9 +189,7 @@ fn many_execs_at_once_all_run() {
     if !privileged() {
         return;
     }
-    let node = Node::running();
-    node.put("a.yaml", &sleeper("a"));
-    node.wait_ready("a");
+    let node = sleeping();
     let running: Vec<_> = (0..48)
         .map(|n| {
             let mut command = node.command(env!("CARGO_BIN_EXE_coracle"));

@@ -150,7 +150,7 @@ fn admit(stream: UnixStream, slots: &Arc<Slots>, agent: &Arc<dyn Agent>) {
     }
     let Some(place) = slots.enter(&stream, Instant::now()) else {
         // It fits in an empty socket's buffer; a client that is gone needs no answer.
-        let _ = answer(&stream, &busy(), &[]);
+        let _ = answer(&stream, &Answer::Error(busy()), &[]);
         return;
     };
     let agent = Arc::clone(agent);
@@ -185,7 +185,7 @@ fn handle(stream: &UnixStream, place: &Place, agent: &dyn Agent, ask: Ask) -> Re
         Ask::Pull { .. } | Ask::Import { .. } | Ask::StopAll { .. } => Doing::Long,
     };
     if !place.begins(doing) {
-        return Err(Failure::new(FailureKind::Busy, "too many clients are being served; try again"));
+        return Err(busy());
     }
     let give = |one: &Answer| answer(stream, one, &[]).map_err(|e| Failure::of(FailureKind::Failed, &e));
     match ask {

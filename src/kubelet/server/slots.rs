@@ -2,7 +2,7 @@
 //!
 //! Invariant: at most `PLACES` connections; of these at most `LONG` are in verbs that take as long
 //! as their work does, so that a short question always finds a place: the oldest client that has
-//! not even asked yet makes room for it. Pure but for the socket that is shut.
+//! not even asked yet makes room for it. The lock is not held over the last word to one that is put out.
 
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
@@ -41,27 +41,32 @@ pub struct Slots {
 impl Slots {
     /// A place for a new connection; None where everyone who holds one is at work.
     pub fn enter(self: &Arc<Slots>, socket: &Arc<UnixStream>, now: Instant) -> Option<Place> {
-        let mut guard = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
-        let (next, slots) = &mut *guard;
-        if slots.len() >= PLACES {
-            let at = pick(slots, now)?;
-            let out = slots.remove(at);
+        let (place, out) = self.admit(socket, now)?;
+        if let Some(out) = out {
             if out.doing == Doing::Waiting {
                 // It has not asked yet, so it may come again; one that is gone needs no word.
-                let _ = super::serve::answer(&out.socket, &busy(), &[]);
+                let _ = super::serve::answer(&out.socket, &Answer::Error(busy()), &[]);
             }
             // Its thread's read or write ends at once. An error means that it is gone already.
             let _ = out.socket.shutdown(Shutdown::Both);
         }
+        Some(place)
+    }
+
+    /// The place, and who had to go for it.
+    fn admit(self: &Arc<Slots>, socket: &Arc<UnixStream>, now: Instant) -> Option<(Place, Option<Slot>)> {
+        let mut guard = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let (next, slots) = &mut *guard;
+        let out = if slots.len() >= PLACES { Some(slots.remove(pick(slots, now)?)) } else { None };
         *next += 1;
         slots.push(Slot { id: *next, socket: Arc::clone(socket), since: now, doing: Doing::Waiting });
-        Some(Place { slots: Arc::clone(self), id: *next })
+        Some((Place { slots: Arc::clone(self), id: *next }, out))
     }
 }
 
 /// What one hears for whom there is no place: nothing was begun for it.
-pub fn busy() -> Answer {
-    Answer::Error(Failure::new(FailureKind::Busy, "too many clients are being served; try again"))
+pub fn busy() -> Failure {
+    Failure::new(FailureKind::Busy, "too many clients are being served; try again")
 }
 
 /// The oldest that waits, else the oldest short one that has lost our patience.

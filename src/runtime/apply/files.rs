@@ -9,7 +9,7 @@ use std::path::Path;
 
 use super::super::RuntimeError;
 use super::super::layout::{PodRun, SANDBOX, Sandbox};
-use crate::store::ids::ContainerId;
+use crate::store::ids::{ContainerId, PodUid};
 
 pub(in crate::runtime) fn read_sandbox(run: &PodRun) -> Result<Option<Sandbox>, RuntimeError> {
     read_json(&run.join(SANDBOX))
@@ -38,16 +38,25 @@ pub(in crate::runtime) fn write_json<T: serde::Serialize>(path: &Path, value: &T
 
 /// Ids of the containers that have a run directory.
 pub(in crate::runtime) fn containers_of(run: &PodRun) -> Result<Vec<ContainerId>, RuntimeError> {
-    let dir = run.containers();
-    let entries = match fs::read_dir(&dir) {
+    ids(&run.containers(), |name| ContainerId::parse(name).ok())
+}
+
+/// Uids of the pods that have a directory below the run root.
+pub(in crate::runtime) fn pods_of(run: &Path) -> Result<Vec<PodUid>, RuntimeError> {
+    ids(&run.join("pods"), |name| PodUid::parse(name).ok())
+}
+
+/// The names of a directory that are ids (nothing else is put there); none where it is not there.
+fn ids<T>(dir: &Path, parse: impl Fn(&str) -> Option<T>) -> Result<Vec<T>, RuntimeError> {
+    let entries = match fs::read_dir(dir) {
         Ok(entries) => entries,
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         Err(e) => return Err(RuntimeError::io("read", dir)(e)),
     };
     let mut ids = Vec::new();
     for entry in entries {
-        let name = entry.map_err(RuntimeError::io("read", &dir))?.file_name();
-        ids.extend(name.to_str().and_then(|name| ContainerId::parse(name).ok()));
+        let name = entry.map_err(RuntimeError::io("read", dir))?.file_name();
+        ids.extend(name.to_str().and_then(&parse));
     }
     Ok(ids)
 }

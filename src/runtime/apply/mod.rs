@@ -12,7 +12,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, mpsc};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::layout::PodRun;
 use super::model::{CgroupResources, RuntimeEvent};
@@ -22,10 +22,10 @@ use super::watch::Watch;
 use super::{FailureKind, RuntimeConfig, RuntimeError, rootfs};
 use crate::store::effects::{Effect, Effects};
 use crate::store::ids::{ContainerId, PodUid};
-use crate::sys::{exe, failpoint, mount, pidfd, process};
+use crate::sys::{exe, failpoint, mount, process};
 
-pub(super) use self::files::{containers_of, gone_is_fine, read_json, read_sandbox, write_json};
-pub(super) use self::sandboxes::{MONITOR, Monitor, pins};
+pub(super) use self::files::{containers_of, gone_is_fine, pods_of, read_json, read_sandbox, write_json};
+pub(super) use self::sandboxes::{MONITOR, Monitor, monitor_of, pins};
 
 /// Questions that only need a turn of the monitor's loop.
 pub(in crate::runtime) const QUICK: Duration = Duration::from_secs(5);
@@ -106,8 +106,7 @@ impl Inner {
     }
 
     pub(in crate::runtime) fn monitor_lives(&self, run: &PodRun) -> Result<bool, RuntimeError> {
-        let Some(monitor) = read_json::<Monitor>(&run.join(MONITOR))? else { return Ok(false) };
-        Ok(monitor.living().map_err(RuntimeError::io("look at the monitor of", run.path()))?.is_some())
+        Ok(monitor_of(run)?.is_some())
     }
 
     /// Journalled before and after.
@@ -140,21 +139,10 @@ impl Inner {
         run(&self.config.cgroups, path).map_err(|source| RuntimeError::Cgroup { op, path: path.to_owned(), source })
     }
 
-    /// Kills again while it waits: a process that was being forked may have slipped through.
     pub(in crate::runtime) fn wait_for_end(&self, uid: &PodUid, cgroup: &str) -> Result<(), RuntimeError> {
-        let deadline = Instant::now() + ENDING;
-        loop {
-            let pids = self.cgroup("list", cgroup, |c, path| c.pids(path))?;
-            // A zombie that its parent has yet to reap does nothing any more.
-            let left = pids.iter().filter(|pid| !pidfd::is_dead(**pid).unwrap_or(false)).count();
-            if left == 0 {
-                return Ok(());
-            }
-            if Instant::now() > deadline {
-                return Err(RuntimeError::WillNotEnd { uid: uid.clone(), path: cgroup.to_owned(), left });
-            }
-            self.cgroup("kill", cgroup, |c, path| c.kill(path))?;
-            std::thread::sleep(Duration::from_millis(5));
+        match self.cgroup("end", cgroup, |c, path| c.end(path, ENDING))? {
+            0 => Ok(()),
+            left => Err(RuntimeError::WillNotEnd { uid: uid.clone(), path: cgroup.to_owned(), left }),
         }
     }
 

@@ -188,8 +188,7 @@ impl Inner {
 
     pub fn kill_monitor(&self, uid: &PodUid) -> Result<(), RuntimeError> {
         let run = self.pod(uid);
-        let Some(monitor) = read_json::<Monitor>(&run.join(MONITOR))? else { return Ok(()) };
-        if let Some(fd) = monitor.living().map_err(RuntimeError::io("look at the monitor of", run.path()))? {
+        if let Some(fd) = monitor_of(&run)? {
             pidfd::signal(fd.as_fd(), libc::SIGKILL).map_err(RuntimeError::io("kill the monitor of", run.path()))?;
             wait_for_death(&run, &fd)?;
         }
@@ -247,6 +246,12 @@ impl Monitor {
         let same = pidfd::start_time(self.pid)? == Some(self.start) && !pidfd::is_dead(self.pid)?;
         Ok(same.then_some(fd))
     }
+}
+
+/// A handle on the monitor that the run directory names, while it lives.
+pub(in crate::runtime) fn monitor_of(run: &PodRun) -> Result<Option<OwnedFd>, RuntimeError> {
+    let Some(monitor) = read_json::<Monitor>(&run.join(MONITOR))? else { return Ok(None) };
+    monitor.living().map_err(RuntimeError::io("look at the monitor of", run.path()))
 }
 
 fn wait_for_death(run: &PodRun, monitor: &OwnedFd) -> Result<(), RuntimeError> {

@@ -19,7 +19,7 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::model::CgroupResources;
 use crate::sys::pidfd;
@@ -190,6 +190,21 @@ impl Cgroups {
             }
         }
         Ok(())
+    }
+
+    /// SIGKILL to everything in it and below until nothing is left; how many processes still live
+    /// after `limit`. Kills again while it waits: one that was being forked may have slipped through.
+    pub fn end(&self, path: &str, limit: Duration) -> Result<usize, CgroupError> {
+        let deadline = Instant::now() + limit;
+        loop {
+            // A zombie that its parent has yet to reap does nothing any more.
+            let left = self.pids(path)?.iter().filter(|pid| !pidfd::is_dead(**pid).unwrap_or(false)).count();
+            if left == 0 || Instant::now() > deadline {
+                return Ok(left);
+            }
+            self.kill(path)?;
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 
     /// SIGKILL to everything in it and below; absent is fine. Does not wait for the deaths.

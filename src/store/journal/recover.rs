@@ -28,7 +28,6 @@ impl<F: Fs, S: Fold> Journal<F, S> {
         let len = self.fs.len(&file).map_err(|e| StoreError::io("read", &self.path, e))?;
         let mut unknown = Vec::new();
         let mut scan = Scan::new(&*self.fs, &file, len);
-        let mut first_bad = None;
         let stop = loop {
             match scan.step() {
                 Next::Record(entry) if entry.is_mark() => {}
@@ -39,17 +38,15 @@ impl<F: Fs, S: Fold> Journal<F, S> {
                     }
                 }
                 stop @ (Next::Bad | Next::Unreadable(_)) => {
-                    let at = scan.good;
                     match scan.resync().map_err(|e| StoreError::io("read", &self.path, e))? {
                         Some(spoilt) => found.spoilt += spoilt,
                         None => break stop,
                     }
-                    first_bad.get_or_insert(at);
                 }
                 stop => break stop,
             }
         };
-        if first_bad.is_some() {
+        if found.spoilt > 0 {
             found.lost.push(self.set_aside()?);
         }
         found.unknown = unknown.len() as u64;
