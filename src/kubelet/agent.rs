@@ -29,6 +29,7 @@ use super::views;
 use super::worker::Pool;
 use crate::config::Config;
 use crate::obs::notify::Notifier;
+use crate::proxy::ServiceChange;
 use crate::proxy::alone::Memory;
 use crate::runtime::model::RuntimeEvent;
 use crate::store::ids::{ContainerId, PodUid};
@@ -99,6 +100,7 @@ impl Agent {
         let services = Services::new(rooms.facts.clone(), rooms.service_ranges.clone(), addresses);
         let planner = Planner {
             services,
+            served: false,
             unsaved: None,
             saving: false,
             rooms: Arc::clone(&rooms),
@@ -216,6 +218,8 @@ struct Planner {
     /// Who waits for the end of all pods.
     stopping: Vec<Sender<StopReport>>,
     services: Services,
+    /// The proxy knows which Services there are.
+    served: bool,
     /// Addresses of Services that are not on the disk yet.
     unsaved: Option<Memory>,
     saving: bool,
@@ -367,10 +371,27 @@ impl Planner {
             }
         };
         self.services.pods(services::pods(&self.desired, &self.observed));
+        self.serve();
         self.name();
         self.answer_stops();
         self.sweep();
         wake
+    }
+
+    /// What an earlier agent left of Services stays until the source has spoken. Who only ends pods
+    /// serves nothing.
+    fn serve(&mut self) {
+        if !self.told || self.rooms.config.manifests.is_none() {
+            return;
+        }
+        let (v4, v6) = ServiceChange::of(self.services.changes());
+        if self.served && v4.is_empty() && v6.is_empty() {
+            return;
+        }
+        self.served = true;
+        if let Err(error) = self.rooms.proxy.tell_services(v4, v6) {
+            tracing::error!(error = %crate::obs::chain(&error), "Services are not served any more");
+        }
     }
 
     /// Before the source has spoken nothing is denied a name.

@@ -122,6 +122,11 @@ impl Proxy {
         self.order(Wish::Services { v4, v6 })
     }
 
+    /// As [`Proxy::change_services`], for who cannot wait: what fails is said, kept and tried again.
+    pub fn tell_services(&self, v4: ServiceChange, v6: ServiceChange) -> Result<(), ProxyError> {
+        self.send(Wish::Services { v4, v6 }).map(drop)
+    }
+
     /// The node is another than it was.
     pub fn set_node(&self, node: NodeFacts, service_cidrs: Vec<Cidr>) -> Result<(), ProxyError> {
         self.order(Wish::Node { node, service_cidrs })
@@ -164,11 +169,16 @@ impl Proxy {
     }
 
     fn order(&self, wish: Wish) -> Result<(), ProxyError> {
+        self.send(wish)?.recv().map_err(|_| ProxyError::Ended)?
+    }
+
+    /// Gives where the answer comes.
+    fn send(&self, wish: Wish) -> Result<Receiver<Result<(), ProxyError>>, ProxyError> {
         let (answer, answered) = channel();
         let orders = self.inner.orders.as_ref().ok_or(ProxyError::Ended)?;
         orders.send(Order { wish, answer }).map_err(|_| ProxyError::Ended)?;
         self.inner.wake.write(1).map_err(|e| ProxyError::Start(e.into()))?;
-        answered.recv().map_err(|_| ProxyError::Ended)?
+        Ok(answered)
     }
 }
 

@@ -88,6 +88,13 @@ pub struct ServicePort {
 }
 
 impl ServicePort {
+    /// The port is of IPv4. Each is of one family; None: nothing of it says which, so that nobody
+    /// can ask for it.
+    pub fn is_v4(&self) -> Option<bool> {
+        let addresses = self.cluster_ip.iter().chain(&self.load_balancer_ips).chain(&self.external_ips);
+        let endpoints = self.cluster.iter().chain(&self.local).map(|e| &e.ip);
+        addresses.chain(endpoints).next().map(IpAddr::is_ipv4)
+    }
     /// Reachable by something else than its ClusterIP.
     pub fn is_external(&self) -> bool {
         self.node_port.is_some() || !self.external_ips.is_empty() || !self.load_balancer_ips.is_empty()

@@ -32,6 +32,7 @@ use super::layout::frame::{HAIRPIN, HOST_IP_PORTS, HOST_PORTS};
 use super::layout::{Ground, Layout};
 use super::model::{HostPortWant, NodeFacts, ServicePort, ServicePortName};
 use super::observe::Foreign;
+use super::service::Change;
 use super::table::changes::Changes;
 use super::table::ir::{Family, Table};
 use super::table::needs::Need;
@@ -60,6 +61,25 @@ pub struct PodPorts {
 pub struct ServiceChange {
     pub gone: Vec<ServicePortName>,
     pub come: Vec<ServicePort>,
+}
+
+impl ServiceChange {
+    /// What Services' changes are in each family, IPv4's first.
+    pub fn of(changes: Vec<Change>) -> (ServiceChange, ServiceChange) {
+        let (mut v4, mut v6) = (ServiceChange::default(), ServiceChange::default());
+        for Change { before, after, .. } in changes {
+            for (v4_too, change) in [(true, &mut v4), (false, &mut v6)] {
+                let is_of = |port: &&ServicePort| port.is_v4() == Some(v4_too);
+                change.gone.extend(before.iter().filter(is_of).map(|port| port.name.clone()));
+                change.come.extend(after.iter().filter(is_of).cloned());
+            }
+        }
+        (v4, v6)
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.gone.is_empty() && self.come.is_empty()
+    }
 }
 
 /// What is asked of the owner.
@@ -338,6 +358,11 @@ impl Owner {
         let mut stale = BTreeSet::new();
         let mut result = Ok(());
         for at in 0..self.families.len() {
+            // No table is made in order to say that there are no Services.
+            let none = first && [&v4, &v6].iter().all(|change| change.come.is_empty());
+            if none && !self.is_there(at)? {
+                continue;
+            }
             let Some(of) = self.families.get_mut(at) else { continue };
             let ServiceChange { gone, come } = std::mem::take(if of.family == Family::Ip { &mut v4 } else { &mut v6 });
             // At the first word nobody knows what was before: no flow is wrong for sure.

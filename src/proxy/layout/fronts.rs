@@ -41,11 +41,3 @@ pub(super) fn fronts(service: &ServicePort) -> BTreeMap<Front, Kind> {
 fn usable(ip: &IpAddr) -> bool {
     !ip.is_loopback() && !ip.is_unspecified() && !ip.is_multicast()
 }
-
-/// The port is of IPv4. Each is of one family; None: nothing of it says which, so that nobody
-/// can ask for it.
-pub(super) fn is_v4(service: &ServicePort) -> Option<bool> {
-    let addresses = service.cluster_ip.iter().chain(&service.load_balancer_ips).chain(&service.external_ips);
-    let endpoints = service.cluster.iter().chain(&service.local).map(|e| &e.ip);
-    addresses.chain(endpoints).next().map(IpAddr::is_ipv4)
-}

@@ -172,7 +172,7 @@ impl Layout {
     }
 
     fn is_of_family(&self, service: &ServicePort) -> bool {
-        fronts::is_v4(service) == Some(self.ground.family == Family::Ip)
+        service.is_v4() == Some(self.ground.family == Family::Ip)
     }
 
     /// What a Service has at each place where it is reached.
