@@ -71,9 +71,11 @@ cross-check: vendor
 			cargo-zigbuild check --locked --quiet --lib --bins --target $$target -Zbuild-std=std,panic_abort && echo "type-checks: $$target"; \
 	done
 
-# A table of min, median and max, beside crun and runc where they can do the same work.
+# A table of min, median and max, beside crun, runc and kube-proxy where they can do the same work.
+# The first run builds kube-apiserver and kube-proxy: 5 minutes more.
 bench: build
 	@tests/setup bench
+	tests/cluster/build-control-plane target/cluster etcd kube-apiserver kubectl kube-proxy
 	tests/bench/bench target/coracle --json target/bench.json
 	cargo test --locked --quiet --test proxy -- --ignored --nocapture cost
 

@@ -304,7 +304,7 @@ impl Planner {
             self.desired.configs += 1;
             observe::configs_changed(&mut self.observed);
         }
-        if let Some(addresses) = self.services.objects(&update.network) {
+        if let Some(addresses) = self.services.objects(std::mem::take(&mut update.network)) {
             self.unsaved = Some(addresses);
             self.save();
         }
@@ -372,10 +372,10 @@ impl Planner {
         };
         self.services.pods(services::pods(&self.desired, &self.observed));
         self.serve();
-        self.name();
+        let name = self.name();
         self.answer_stops();
         self.sweep();
-        wake
+        wake.into_iter().chain(name).min()
     }
 
     /// What an earlier agent left of Services stays until the source has spoken. Who only ends pods
@@ -395,10 +395,9 @@ impl Planner {
     }
 
     /// Before the source has spoken nothing is denied a name.
-    fn name(&mut self) {
-        if let (Some(dns), true) = (&self.rooms.dns, self.told) {
-            self.names.tell(&self.rooms, dns, &self.services);
-        }
+    fn name(&mut self) -> Option<i64> {
+        let dns = self.rooms.dns.as_ref().filter(|_| self.told)?;
+        self.names.tell(&self.rooms, dns, &self.services)
     }
 
     fn dispatch(&mut self, action: Action) {

@@ -9,7 +9,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::model::{Desired, Observed, Sandbox};
-use super::source::NetworkObjects;
+use super::source::network::Kind;
+use super::source::{NetworkChange, NetworkObject, NetworkObjects};
 use super::status::render;
 use crate::api::endpoint_slice::EndpointSlice;
 use crate::api::service::Service;
@@ -28,7 +29,9 @@ pub struct Services {
     /// One a family at most.
     ranges: Vec<Cidr>,
     memory: Memory,
-    objects: Arc<NetworkObjects>,
+    objects: NetworkObjects,
+    /// Names of the manifests' slices, by Service.
+    written: BTreeMap<Name, BTreeSet<String>>,
     /// With their addresses.
     services: BTreeMap<Name, Arc<Service>>,
     /// What could not be allotted.
@@ -50,12 +53,12 @@ impl Services {
     /// `memory`: what [`Services::objects`] gave in an earlier life.
     pub fn new(node: NodeFacts, ranges: Vec<Cidr>, memory: Memory) -> Services {
         let cache = Cache::new(&node);
-        let objects = Arc::default();
         Services {
             node,
             ranges,
             memory,
-            objects,
+            objects: NetworkObjects::default(),
+            written: BTreeMap::new(),
             services: BTreeMap::new(),
             refused: Vec::new(),
             pods: Vec::new(),
@@ -65,21 +68,24 @@ impl Services {
         }
     }
 
-    /// Takes in what the manifests hold now. Some: addresses that are to be stored.
-    pub fn objects(&mut self, objects: &Arc<NetworkObjects>) -> Option<Memory> {
-        if Arc::ptr_eq(&self.objects, objects) {
+    /// Takes in what the manifests hold otherwise now. Some: addresses that are to be stored.
+    pub fn objects(&mut self, changes: Vec<NetworkChange>) -> Option<Memory> {
+        let mut services = false;
+        for change in changes {
+            let name = Name::new(&change.key.namespace, &change.key.name);
+            match (&change.object, change.key.kind) {
+                (Some(NetworkObject::Slice(slice)), _) => self.slice(&name, Some(slice)),
+                (None, EndpointSlice::KIND) => self.slice(&name, None),
+                (Some(NetworkObject::Service(_)), _) | (None, Service::KIND) => services = true,
+                (Some(NetworkObject::Policy(_) | NetworkObject::Namespace(_)) | None, _) => {}
+            }
+            self.objects.take(change);
+        }
+        if !services {
             return None;
         }
         self.revision += 1;
-        let before = std::mem::replace(&mut self.objects, Arc::clone(objects));
-        let keys: BTreeSet<_> = before.slices.keys().chain(objects.slices.keys()).collect();
-        for key in keys {
-            let now = objects.slices.get(key);
-            if before.slices.get(key) != now {
-                self.cache.put_slice(&Name::new(&key.0, &key.1), now.map(|s| &**s));
-            }
-        }
-        let allotted = alone::allot(objects.services.values(), &self.ranges, &self.memory);
+        let allotted = alone::allot(self.objects.services.values(), &self.ranges, &self.memory);
         let before = std::mem::replace(&mut self.services, allotted.services);
         let names: BTreeSet<Name> = before.keys().chain(self.services.keys()).cloned().collect();
         for name in names {
@@ -93,6 +99,25 @@ impl Services {
         let changed = self.memory != allotted.memory;
         self.memory = allotted.memory;
         changed.then(|| self.memory.clone())
+    }
+
+    /// A slice that is written in a manifest.
+    fn slice(&mut self, name: &Name, slice: Option<&EndpointSlice>) {
+        self.revision += 1;
+        let home = |slice: &EndpointSlice| slice.service().map(|service| Name::new(&name.namespace, service));
+        let before = self.objects.slices.get(&(name.namespace.clone(), name.name.clone()));
+        if let Some(before) = before.and_then(|slice| home(slice))
+            && let Some(slices) = self.written.get_mut(&before)
+        {
+            slices.remove(&name.name);
+            if slices.is_empty() {
+                self.written.remove(&before);
+            }
+        }
+        if let Some(now) = slice.and_then(home) {
+            self.written.entry(now).or_default().insert(name.name.clone());
+        }
+        self.cache.put_slice(name, slice);
     }
 
     /// The pods that could take connections now; sorted as [`pods`] gives them.
@@ -159,7 +184,7 @@ impl Services {
     }
 
     /// Policies, namespaces and the rest, as the manifests have them.
-    pub fn manifest_objects(&self) -> &Arc<NetworkObjects> {
+    pub fn manifest_objects(&self) -> &NetworkObjects {
         &self.objects
     }
 
@@ -170,9 +195,9 @@ impl Services {
 
     /// All slices of a Service: those of the manifests, then those made of pods.
     pub fn slices(&self, name: &Name) -> impl Iterator<Item = &EndpointSlice> {
-        let written = self.objects.slices.iter().filter(|((namespace, _), _)| *namespace == name.namespace);
-        let written = written.map(|(_, slice)| &**slice).filter(|slice| slice.service() == Some(&name.name));
-        written.chain(self.made.get(name).into_iter().flat_map(|made| &made.slices))
+        let written = self.written.get(name).into_iter().flatten();
+        let written = written.filter_map(|slice| self.objects.slices.get(&(name.namespace.clone(), slice.clone())));
+        written.map(|slice| &**slice).chain(self.made.get(name).into_iter().flat_map(|made| &made.slices))
     }
 
     pub fn local_pods(&self) -> &[Pod] {

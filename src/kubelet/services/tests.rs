@@ -5,7 +5,7 @@ use crate::kubelet::model::{AttemptState, ContainerState, Node, Phase, PodState}
 use crate::kubelet::source::SourceUpdate;
 use crate::store::ids::PodUid;
 
-fn objects(text: &str) -> Arc<NetworkObjects> {
+fn objects(text: &str) -> Vec<NetworkChange> {
     let (sender, updates) = std::sync::mpsc::channel::<SourceUpdate>();
     let root = tempfile::tempdir().unwrap();
     let dir = root.path().join("m");
@@ -79,7 +79,7 @@ fn endpoints(services: &Services) -> Vec<String> {
 #[test]
 fn services_follow_the_pods_that_are_ready() {
     let mut services = alone(&["10.96.0.0/16"]);
-    let memory = services.objects(&objects(WEB)).unwrap();
+    let memory = services.objects(objects(WEB)).unwrap();
     assert_eq!(memory.cluster_ips["default/web"], ["10.96.0.9".parse::<std::net::IpAddr>().unwrap()]);
     assert_eq!(services.changes().len(), 1);
     let tell = |services: &mut Services, pods: &[(&str, usize)]| {
@@ -108,7 +108,8 @@ fn services_follow_the_pods_that_are_ready() {
     assert!(endpoints(&services).is_empty() && services.made.is_empty());
     // The Service goes, and nothing of it stays.
     services.changes();
-    assert_eq!(services.objects(&Arc::default()), Some(Memory::default()));
+    let gone = objects(WEB).into_iter().map(|change| NetworkChange { object: None, ..change });
+    assert_eq!(services.objects(gone.collect()), Some(Memory::default()));
     assert!(services.changes()[0].after.is_empty() && services.views().is_empty());
 }
 
@@ -116,16 +117,16 @@ fn services_follow_the_pods_that_are_ready() {
 fn without_selector_the_slices_of_the_manifests_count() {
     let mut services = alone(&["10.96.0.0/16", "fd96::/112"]);
     let text = "apiVersion: v1\nkind: Service\nmetadata: {name: db}\nspec: {ports: [{port: 5432}]}\n---\napiVersion: v1\nkind: Service\nmetadata: {name: names}\nspec: {clusterIP: None, ports: [{name: p, port: 1}]}\n---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: db-1, labels: {kubernetes.io/service-name: db}}\naddressType: IPv4\nendpoints: [{addresses: [198.51.100.7]}]\nports: [{port: 5433}]\n---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: n-1, labels: {kubernetes.io/service-name: names}}\naddressType: IPv4\nendpoints: [{addresses: [198.51.100.8]}, {addresses: [198.51.100.9], conditions: {ready: false}}]\nports: [{name: p, port: 2}]\n";
-    services.objects(&objects(text));
+    services.objects(objects(text));
     let views = services.views();
     assert_eq!(endpoints(&services), ["198.51.100.7:5433", "198.51.100.8:2"]);
     assert!(views[0].cluster_ips[0].starts_with("10.96.") && views[1].cluster_ips == ["None"] && views[1].headless);
     assert_eq!(services.ports().count(), 1);
-    services.objects(&objects(&text.replace("198.51.100.7", "198.51.100.6")));
+    services.objects(objects(&text.replace("198.51.100.7", "198.51.100.6")));
     assert_eq!(endpoints(&services), ["198.51.100.6:5433", "198.51.100.8:2"]);
     // What cannot be served is told with the Service.
     let mut none = alone(&[]);
-    none.objects(&objects(WEB));
+    none.objects(objects(WEB));
     assert!(
         none.views()[0].skipped[0].starts_with("Service default/web, spec.clusterIP: 10.96.0.9 is in no range")
             || none.views()[0].skipped[0].contains("give --service-cidr"),
@@ -152,7 +153,7 @@ fn pods_find_services_in_their_environment() {
         service("other", "far", "clusterIP: 10.96.0.8, ports: [{port: 1}]"),
     ]
     .concat();
-    services.objects(&objects(&text));
+    services.objects(objects(&text));
     let env = |pod: &str| env::of(&serde_json::from_str(pod).unwrap(), services.services());
     let lines = |pod: &str| env(pod).into_iter().map(|(k, v)| format!("{k}={v}")).collect::<Vec<_>>();
     assert_eq!(
@@ -194,6 +195,6 @@ fn pods_find_services_in_their_environment() {
     assert_eq!(names(r#"{"metadata":{"namespace":"default"},"spec":{"enableServiceLinks":false}}"#), ["KUBERNETES_SERVICE_HOST"]);
     // No such Service, no such variable.
     let mut bare = alone(&["10.96.0.0/16"]);
-    bare.objects(&objects(WEB));
+    bare.objects(objects(WEB));
     assert_eq!(env::of(&serde_json::from_str(r#"{"metadata":{"namespace":"other"}}"#).unwrap(), bare.services()), []);
 }

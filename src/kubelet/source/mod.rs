@@ -21,7 +21,9 @@ pub mod object;
 mod plan;
 mod watch;
 
-pub use model::{ConfigObjects, DesiredPod, NetworkObjects, Origin, Problem, SourceUpdate, Warning};
+pub use model::{
+    ConfigObjects, DesiredPod, NetworkChange, NetworkObject, NetworkObjects, Origin, Problem, SourceUpdate, Warning,
+};
 
 /// What a source needs to know.
 pub struct SourceConfig {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-pub use super::network::NetworkObjects;
+pub use super::network::{NetworkChange, NetworkObject, NetworkObjects};
 use crate::api::pod::Pod;
 use crate::store::ids::PodUid;
 use crate::volumes::model::{Contents, Data};
@@ -19,7 +19,8 @@ pub struct SourceUpdate {
     /// One a namespace/name, each valid and defaulted, sorted by namespace and name.
     pub pods: Vec<DesiredPod>,
     pub configs: Arc<ConfigObjects>,
-    pub network: Arc<NetworkObjects>,
+    /// What is served otherwise than the updates before said; in the first one all of it.
+    pub network: Vec<NetworkChange>,
     /// Everything that stands wrong now; gone from the next update once it is mended.
     pub problems: Vec<Problem>,
 }

@@ -37,14 +37,29 @@ pub enum NetworkObject {
     Namespace(Arc<Namespace>),
 }
 
+/// One object as it is now.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NetworkChange {
+    pub key: Key,
+    /// None: it is gone.
+    pub object: Option<NetworkObject>,
+}
+
 impl NetworkObjects {
-    pub(super) fn insert(&mut self, key: &Key, object: &NetworkObject) {
-        let name = (key.namespace.clone(), key.name.clone());
+    pub fn take(&mut self, change: NetworkChange) {
+        let NetworkChange { key, object } = change;
+        let kind = key.kind;
+        let name = (key.namespace, key.name);
+        // An object that was there is dropped.
         match object {
-            NetworkObject::Service(service) => drop(self.services.insert(name, Arc::clone(service))),
-            NetworkObject::Slice(slice) => drop(self.slices.insert(name, Arc::clone(slice))),
-            NetworkObject::Policy(policy) => drop(self.policies.insert(name, Arc::clone(policy))),
-            NetworkObject::Namespace(namespace) => drop(self.namespaces.insert(key.name.clone(), Arc::clone(namespace))),
+            Some(NetworkObject::Service(service)) => drop(self.services.insert(name, service)),
+            Some(NetworkObject::Slice(slice)) => drop(self.slices.insert(name, slice)),
+            Some(NetworkObject::Policy(policy)) => drop(self.policies.insert(name, policy)),
+            Some(NetworkObject::Namespace(namespace)) => drop(self.namespaces.insert(name.1, namespace)),
+            None if kind == Service::KIND => drop(self.services.remove(&name)),
+            None if kind == EndpointSlice::KIND => drop(self.slices.remove(&name)),
+            None if kind == NetworkPolicy::KIND => drop(self.policies.remove(&name)),
+            None => drop(self.namespaces.remove(&name.1)),
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Services and policies of the manifests from look to look, and over a restart.
 
+use super::super::model::NetworkObjects;
 use super::super::network::recall;
 use super::*;
 
@@ -9,8 +10,26 @@ fn found<const N: usize>(files: [(&str, &str); N]) -> BTreeMap<String, Found> {
     files.into_iter().map(|(name, text)| (name.to_owned(), Found::Text(text.as_bytes().to_vec()))).collect()
 }
 
-fn desired() -> Desired {
-    Desired::new("node".to_owned(), Vec::new())
+/// A source, and what its updates say together.
+#[derive(Default)]
+struct Told {
+    desired: Desired,
+    network: NetworkObjects,
+}
+
+impl Told {
+    fn look(&mut self, look: Look) -> SourceUpdate {
+        let update = self.desired.look(look, T);
+        update.network.iter().cloned().for_each(|change| self.network.take(change));
+        update
+    }
+    fn ports(&self) -> Vec<String> {
+        self.network.services.iter().map(|((ns, name), s)| format!("{ns}/{name}:{}", s.spec.ports[0].port)).collect()
+    }
+}
+
+fn desired() -> Told {
+    Told { desired: Desired::new("node".to_owned(), Vec::new()), ..Told::default() }
 }
 
 fn service(name: &str, port: i32) -> String {
@@ -21,10 +40,6 @@ fn policy(name: &str, more: &str) -> String {
     format!(
         "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {{name: {name}, namespace: prod}}\nspec:\n  podSelector: {{}}\n{more}"
     )
-}
-
-fn ports(update: &SourceUpdate) -> Vec<String> {
-    update.network.services.iter().map(|((ns, name), s)| format!("{ns}/{name}:{}", s.spec.ports[0].port)).collect()
 }
 
 fn messages(update: &SourceUpdate) -> Vec<String> {
@@ -38,9 +53,10 @@ fn all_four_kinds_are_read_and_the_rest_of_them_is_told() {
         service("web", 80) + "  loadBalancerIP: 10.0.0.1\n  selectr: {a: b}\nstatus: {conditions: []}\n",
         policy("deny", "")
     );
-    let update = desired().look(Ok(found([("n.yaml", &text)])), T);
-    let network = &update.network;
-    assert_eq!(ports(&update), ["default/web:80"]);
+    let mut d = desired();
+    let update = d.look(Ok(found([("n.yaml", &text)])));
+    let network = &d.network;
+    assert_eq!(d.ports(), ["default/web:80"]);
     assert!(network.policies.contains_key(&("prod".into(), "deny".into())));
     assert_eq!(network.slices[&("default".into(), "s".into())].service(), Some("web"));
     assert_eq!(network.namespaces["prod"].metadata.labels["tier"], "gold");
@@ -51,22 +67,24 @@ fn all_four_kinds_are_read_and_the_rest_of_them_is_told() {
             "n.yaml document 1 line 7:3, Service default/web, spec.selectr: unknown field, ignored"
         ]
     );
-    // The same world is the same value, which readers tell by its pointer.
-    let mut d = desired();
-    let first = d.look(Ok(found([("n.yaml", &text)])), T);
-    let second = d.look(Ok(found([("n.yaml", &text), ("c.yaml", "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: c}\n")])), T);
-    assert!(Arc::ptr_eq(&first.network, &second.network));
+    // What has not changed is not told again, also where its file is another one.
+    let config = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: c}\n";
+    assert_eq!(d.look(Ok(found([("n.yaml", &text), ("c.yaml", config)]))).network, []);
+    assert_eq!(d.look(Ok(found([("moved.yaml", &text), ("c.yaml", config)]))).network, []);
+    let more = text.replace("port: 80}]\n", "port: 81}]\n");
+    let update = d.look(Ok(found([("moved.yaml", &more), ("c.yaml", config)])));
+    assert_eq!(update.network.iter().map(|c| c.key.named()).collect::<Vec<_>>(), ["default/web"]);
 }
 
 #[test]
 fn a_wrong_object_keeps_its_last_good_version_and_is_named() {
     let mut d = desired();
     let good = format!("{}---\n{}", service("web", 80), policy("deny", ""));
-    d.look(Ok(found([("a.yaml", &good)])), T);
+    d.look(Ok(found([("a.yaml", &good)])));
     let bad = format!("{}---\n{}", service("web", 99_999), policy("deny", "  policyTypes: [Ingress]\n  ingres: []\n"));
-    let update = d.look(Ok(found([("a.yaml", &bad)])), T);
-    assert_eq!(ports(&update), ["default/web:80"]);
-    assert!(update.network.policies[&("prod".into(), "deny".into())].spec.policy_types.is_empty());
+    let update = d.look(Ok(found([("a.yaml", &bad)])));
+    assert_eq!(d.ports(), ["default/web:80"]);
+    assert!(d.network.policies[&("prod".into(), "deny".into())].spec.policy_types.is_empty());
     assert_eq!(
         messages(&update),
         [
@@ -74,12 +92,13 @@ fn a_wrong_object_keeps_its_last_good_version_and_is_named() {
             "a.yaml document 2 line 13:3, NetworkPolicy prod/deny, spec.ingres: unknown field: without it this would mean something else, so it is refused: correct or remove it [kept]"
         ]
     );
-    assert_eq!(ports(&d.look(Ok(found([("a.yaml", "kind: [")])), T)), ["default/web:80"]);
-    assert_eq!(ports(&d.look(Err("gone".to_owned()), T)), ["default/web:80"]);
+    for look in [Ok(found([("a.yaml", "kind: [")])), Err("gone".to_owned())] {
+        assert_eq!(d.look(look).network, []);
+    }
     let wrong = service("web", 80).replace("apiVersion: v1", "apiVersion: v1beta1")
         + "---\n"
         + &policy("x", "").replace("networking.k8s.io/v1", "extensions/v1beta1");
-    let update = desired().look(Ok(found([("a.yaml", &wrong)])), T);
+    let update = desired().look(Ok(found([("a.yaml", &wrong)])));
     assert_eq!(
         messages(&update),
         [
@@ -87,8 +106,8 @@ fn a_wrong_object_keeps_its_last_good_version_and_is_named() {
             "a.yaml document 2 line 7:1, apiVersion: no kind \"NetworkPolicy\" is registered for version \"extensions/v1beta1\": write apiVersion: networking.k8s.io/v1"
         ]
     );
-    let twice = d.look(Ok(found([("a.yaml", &service("web", 80)), ("b.yaml", &service("web", 81))])), T);
-    assert_eq!(ports(&twice), ["default/web:80"]);
+    let twice = d.look(Ok(found([("a.yaml", &service("web", 80)), ("b.yaml", &service("web", 81))])));
+    assert_eq!(d.ports(), ["default/web:80"]);
     assert!(
         messages(&twice)[0].contains(
             "b.yaml document 1 line 1:1, Service default/web, metadata.name: service default/web is already defined in a.yaml"
@@ -96,27 +115,37 @@ fn a_wrong_object_keeps_its_last_good_version_and_is_named() {
         "{:?}",
         messages(&twice)
     );
-    let gone = d.look(Ok(BTreeMap::new()), T);
-    assert!(gone.complete && *gone.network == NetworkObjects::default());
+    let gone = d.look(Ok(BTreeMap::new()));
+    assert!(gone.complete && d.network == NetworkObjects::default());
 }
 
 #[test]
 fn after_a_restart_a_broken_file_still_has_its_services_and_policies() {
     let mut d = desired();
     let text = format!("{}---\n{}", service("web", 80), policy("deny", ""));
-    let before = d.look(Ok(found([("a.yaml", &text)])), T);
-    let memory = d.remember().unwrap();
-    let again = || desired().recalling(recall(&memory).unwrap());
+    d.look(Ok(found([("a.yaml", &text)])));
+    let memory = d.desired.remember().unwrap();
+    let again = || Told { desired: desired().desired.recalling(recall(&memory).unwrap()), ..Told::default() };
     for name in ["a.yaml", "renamed.yaml"] {
-        let update = again().look(Ok(found([(name, "kind: [")])), T);
-        assert_eq!(update.network, before.network, "{name}");
+        let mut next = again();
+        let update = next.look(Ok(found([(name, "kind: [")])));
+        assert_eq!(next.network, d.network, "{name}");
         assert!(update.complete && update.problems[0].kept);
     }
-    let unseen = again().look(Err("gone".to_owned()), T);
-    assert!(!unseen.complete && unseen.network == before.network);
+    let mut unseen = again();
+    assert!(!unseen.look(Err("gone".to_owned())).complete && unseen.network == d.network);
+    assert_eq!(unseen.look(Err("gone".to_owned())).network, []);
     // Of a file that is whole what stands in it counts, also what has left it.
-    assert_eq!(ports(&again().look(Ok(found([("a.yaml", &service("other", 1))])), T)), ["default/other:1"]);
-    assert_eq!(*again().look(Ok(BTreeMap::new()), T).network, NetworkObjects::default());
-    assert_eq!(again().look(Ok(found([("a.yaml", &text)])), T).network, before.network);
+    for told in [&mut again(), &mut unseen] {
+        told.look(Ok(found([("a.yaml", &service("other", 1))])));
+        assert_eq!(told.ports(), ["default/other:1"]);
+        assert_eq!(told.network.policies.len(), 0);
+    }
+    let mut empty = again();
+    empty.look(Ok(BTreeMap::new()));
+    assert_eq!(empty.network, NetworkObjects::default());
+    let mut same = again();
+    same.look(Ok(found([("a.yaml", &text)])));
+    assert_eq!(same.network, d.network);
     assert!(recall(b"[{").is_err());
 }

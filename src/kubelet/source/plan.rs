@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::model::{ConfigObjects, DesiredPod, NetworkObjects, Problem, SourceUpdate};
+use super::model::{ConfigObjects, DesiredPod, NetworkChange, NetworkObject, Problem, SourceUpdate};
 use super::network;
 use super::object::{self, Body, Contents, Key, Object};
 use crate::api::yaml::{self, Limits, YamlError};
@@ -43,6 +43,17 @@ struct Holder {
     file: String,
 }
 
+/// What follows from the files: kept, so that a file that changes costs what it holds itself.
+#[derive(Default)]
+struct Rendered {
+    pods: BTreeMap<Key, DesiredPod>,
+    /// Readers tell by the pointer whether anything of it has changed.
+    configs: Arc<ConfigObjects>,
+    network: BTreeMap<Key, NetworkObject>,
+    /// Who did not get a name.
+    lost: BTreeMap<Key, Vec<Problem>>,
+}
+
 #[derive(Default)]
 pub struct Desired {
     node_name: String,
@@ -54,8 +65,8 @@ pub struct Desired {
     stored: Vec<DesiredPod>,
     /// And what packets were served from: files and their objects.
     stored_network: Vec<(String, Object)>,
-    /// What the last update said; the same one while nothing changes.
-    network: Arc<NetworkObjects>,
+    /// What is wanted now.
+    rendered: Rendered,
     /// Whether the directory was ever seen in this life.
     looked: bool,
 }
@@ -80,7 +91,7 @@ impl Desired {
             seen,
             stored: known,
             stored_network: Vec::new(),
-            network: Arc::default(),
+            rendered: Rendered::default(),
             looked: false,
         }
     }
@@ -111,7 +122,7 @@ impl Desired {
     }
 
     fn objects(&self) -> impl Iterator<Item = (&String, &Object)> {
-        self.files.iter().flat_map(|(name, file)| file.objects.iter().map(move |object| (name, object)))
+        objects(&self.files)
     }
 
     /// Takes a look in; `now` is RFC 3339.
@@ -119,16 +130,14 @@ impl Desired {
         let found = match look {
             Ok(found) => found,
             Err(message) => {
-                let mut update = self.render();
+                let mut update = self.render(&BTreeSet::new());
                 update.complete = false;
                 if !self.looked {
-                    let mut network = NetworkObjects::default();
                     for (_, object) in &self.stored_network {
                         if let Body::Network(body) = &object.body {
-                            network.insert(&object.key, body);
+                            self.rendered.serve(&object.key, Some(body), &mut update.network);
                         }
                     }
-                    update.network = Arc::new(network);
                 }
                 let wanted: BTreeSet<PodUid> = update.pods.iter().map(|p| p.uid.clone()).collect();
                 update.pods.extend(self.stored.iter().filter(|p| !wanted.contains(&p.uid)).cloned());
@@ -140,16 +149,32 @@ impl Desired {
         // What stands in no file any more. A broken file that nobody knows may be its new home.
         let mut leaving = self.stored_objects(|file| !found.contains_key(file));
         leaving.extend(old.iter().filter(|(name, _)| !found.contains_key(*name)).flat_map(|(_, f)| f.objects.iter().cloned()));
+        let mut touched: BTreeSet<Key> = BTreeSet::new();
         for (name, found) in found {
             let before = old.remove(&name);
+            let stays = before.is_some() && matches!(found, Found::Same | Found::Busy);
+            let digest = before.as_ref().and_then(|file| file.digest);
+            let keys: Vec<Key> = match &before {
+                Some(file) if !stays => file.keys().cloned().collect(),
+                _ => Vec::new(),
+            };
             let state = self.file(&name, found, before, &leaving, now);
+            if !stays && (digest.is_none() || digest != state.digest) {
+                touched.extend(keys);
+                touched.extend(state.keys().cloned());
+            }
             self.files.insert(name, state);
+        }
+        touched.extend(old.values().flat_map(FileState::keys).cloned());
+        if !self.looked {
+            // What an earlier life held stands in some file, or is gone.
+            touched.extend(self.holders.keys().chain(self.rendered.network.keys()).cloned());
         }
         self.looked = true;
         // What the store knew is now part of some file's state, or gone.
         self.stored.clear();
         self.stored_network.clear();
-        self.render()
+        self.render(&touched)
     }
 
     fn file(&self, name: &str, found: Found, before: Option<FileState>, leaving: &[Object], now: &str) -> FileState {
@@ -247,58 +272,49 @@ impl Desired {
         stored.map(object).chain(network).collect()
     }
 
-    /// Settles who holds each name.
-    fn render(&mut self) -> SourceUpdate {
-        let mut claims: BTreeMap<Key, Vec<(&String, &Object)>> = BTreeMap::new();
-        for (file, object) in self.objects() {
-            claims.entry(object.key.clone()).or_default().push((file, object));
-        }
-        let mut pods = Vec::new();
-        let mut configs = ConfigObjects::default();
-        let mut network = NetworkObjects::default();
-        let mut problems: Vec<Problem> = self.files.values().flat_map(|f| f.problems.iter().cloned()).collect();
-        let mut holders = BTreeMap::new();
-        for (key, claims) in claims {
-            let winner = winner(self.holders.get(&key), &claims);
-            let Some(&(file, object)) = claims.get(winner) else { continue };
-            for (at, (loser_file, loser)) in claims.iter().enumerate() {
-                // One that stands in for a broken file's unknown contents: that is told already.
-                if at != winner && loser.line > 0 {
-                    problems.push(lost(&key, (loser_file, loser), (file, object)));
+    /// Settles who holds the names that are touched.
+    fn render(&mut self, touched: &BTreeSet<Key>) -> SourceUpdate {
+        let Desired { files, holders, rendered, .. } = self;
+        let mut claims: BTreeMap<&Key, Vec<(&String, &Object)>> = touched.iter().map(|key| (key, Vec::new())).collect();
+        if !touched.is_empty() {
+            for (file, object) in objects(files) {
+                if let Some(claims) = claims.get_mut(&object.key) {
+                    claims.push((file, object));
                 }
             }
-            let uid = match &object.body {
-                Body::Pod(pod) => {
-                    pods.push(pod.clone());
-                    Some(pod.uid.clone())
-                }
-                Body::ConfigMap(data) => {
-                    configs.config_maps.insert((key.namespace.clone(), key.name.clone()), Arc::clone(data));
-                    None
-                }
-                Body::Secret(data) => {
-                    configs.secrets.insert((key.namespace.clone(), key.name.clone()), Arc::clone(data));
-                    None
-                }
-                Body::Network(object) => {
-                    network.insert(&key, object);
-                    None
-                }
-            };
-            holders.insert(key, Holder { uid, file: file.clone() });
         }
-        problems.sort();
+        let mut network = Vec::new();
+        for (key, claims) in claims {
+            rendered.lost.remove(key);
+            let winner = winner(holders.get(key), &claims);
+            let Some(&(file, object)) = claims.get(winner) else {
+                holders.remove(key);
+                rendered.put(key, None, &mut network);
+                continue;
+            };
+            // One that stands in for a broken file's unknown contents: that is told already.
+            let losers = claims.iter().enumerate().filter(|(at, (_, loser))| *at != winner && loser.line > 0);
+            let lost: Vec<Problem> = losers.map(|(_, (its, loser))| lost(key, (its, loser), (file, object))).collect();
+            if !lost.is_empty() {
+                rendered.lost.insert(key.clone(), lost);
+            }
+            let uid = match &object.body {
+                Body::Pod(pod) => Some(pod.uid.clone()),
+                Body::ConfigMap(_) | Body::Secret(_) | Body::Network(_) => None,
+            };
+            rendered.put(key, Some(&object.body), &mut network);
+            holders.insert(key.clone(), Holder { uid, file: file.clone() });
+        }
+        let pods: Vec<DesiredPod> = rendered.pods.values().cloned().collect();
         if self.looked {
-            self.holders = holders;
             let seen =
                 |p: &DesiredPod| (p.uid.clone(), p.pod.metadata.annotations.get(object::SEEN).cloned().unwrap_or_default());
             self.seen = pods.iter().map(seen).collect();
         }
-        // Readers tell by the pointer whether anything of it has changed.
-        if *self.network != network {
-            self.network = Arc::new(network);
-        }
-        SourceUpdate { complete: self.looked, pods, configs: Arc::new(configs), network: Arc::clone(&self.network), problems }
+        let problems = self.files.values().flat_map(|f| &f.problems).chain(self.rendered.lost.values().flatten());
+        let mut problems: Vec<Problem> = problems.cloned().collect();
+        problems.sort();
+        SourceUpdate { complete: self.looked, pods, configs: Arc::clone(&self.rendered.configs), network, problems }
     }
 
     /// Other known kinds that stand in the directory, with one file each.
@@ -306,6 +322,57 @@ impl Desired {
         let all = self.files.iter().rev();
         all.flat_map(|(name, file)| file.others.iter().map(move |kind| (&**kind, &**name))).collect()
     }
+}
+
+impl FileState {
+    fn keys(&self) -> impl Iterator<Item = &Key> {
+        self.objects.iter().map(|object| &object.key)
+    }
+}
+
+impl Rendered {
+    /// Another object, or none, has the name; what packets are served from is told in `network`.
+    fn put(&mut self, key: &Key, body: Option<&Body>, network: &mut Vec<NetworkChange>) {
+        let name = || (key.namespace.clone(), key.name.clone());
+        let configs = &mut self.configs;
+        match body {
+            Some(Body::Pod(pod)) => drop(self.pods.insert(key.clone(), pod.clone())),
+            Some(Body::ConfigMap(data)) if configs.config_maps.get(&name()) != Some(data) => {
+                Arc::make_mut(configs).config_maps.insert(name(), Arc::clone(data));
+            }
+            Some(Body::Secret(data)) if configs.secrets.get(&name()) != Some(data) => {
+                Arc::make_mut(configs).secrets.insert(name(), Arc::clone(data));
+            }
+            Some(Body::ConfigMap(_) | Body::Secret(_)) => {}
+            Some(Body::Network(object)) => self.serve(key, Some(object), network),
+            None => match key.kind {
+                "Pod" => drop(self.pods.remove(key)),
+                "ConfigMap" if configs.config_maps.contains_key(&name()) => {
+                    Arc::make_mut(configs).config_maps.remove(&name());
+                }
+                "Secret" if configs.secrets.contains_key(&name()) => {
+                    Arc::make_mut(configs).secrets.remove(&name());
+                }
+                "ConfigMap" | "Secret" => {}
+                _ => self.serve(key, None, network),
+            },
+        }
+    }
+
+    fn serve(&mut self, key: &Key, object: Option<&NetworkObject>, changes: &mut Vec<NetworkChange>) {
+        if self.network.get(key) == object {
+            return;
+        }
+        match object {
+            Some(object) => drop(self.network.insert(key.clone(), object.clone())),
+            None => drop(self.network.remove(key)),
+        }
+        changes.push(NetworkChange { key: key.clone(), object: object.cloned() });
+    }
+}
+
+fn objects(files: &BTreeMap<String, FileState>) -> impl Iterator<Item = (&String, &Object)> {
+    files.iter().flat_map(|(name, file)| file.objects.iter().map(move |object| (name, object)))
 }
 
 /// A version whose text could be read: the old object stands in for each broken one.

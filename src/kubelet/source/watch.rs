@@ -33,6 +33,8 @@ const SOON: Duration = Duration::from_secs(1);
 const SECOND_LOOK: Duration = Duration::from_millis(60);
 /// Events that belong together (a link swap, a copy) come within this.
 const SETTLE: Duration = Duration::from_millis(4);
+/// The small file is written at once, then at most this often: it is as large as all of them.
+const KEEP: Duration = Duration::from_secs(30);
 /// How long an open writer that has gone quiet is waited for; its close may have been missed.
 const WRITER: Duration = Duration::from_secs(60);
 
@@ -53,7 +55,11 @@ struct State {
     writers: BTreeMap<OsString, Instant>,
     seen: Option<Identity>,
     stored: Option<Identity>,
+    /// Without what packets are served from.
     last: Option<SourceUpdate>,
+    /// Something of the Services and policies is not in the small file yet.
+    unkept: bool,
+    kept: Option<Instant>,
     named_kinds: BTreeSet<String>,
     warned: BTreeSet<String>,
 }
@@ -86,26 +92,33 @@ impl<F: FnMut(SourceUpdate) -> bool> Watcher<F> {
             let (look, wait) = self.look();
             let update = self.desired.look(look, &WallTime(clock::wall_nanos()).seconds());
             self.tell(&update);
-            self.keep(&update);
-            if self.state.last.as_ref() != Some(&update) {
-                self.state.last = Some(update.clone());
+            self.state.unkept |= update.complete && !update.network.is_empty();
+            let last = SourceUpdate { network: Vec::new(), ..update.clone() };
+            if !update.network.is_empty() || self.state.last.as_ref() != Some(&last) {
+                self.state.last = Some(last);
                 if !(self.deliver)(update) {
                     return;
                 }
             }
             if !self.wait(wait) {
+                self.keep();
                 return;
             }
         }
     }
 
+    /// When [`Watcher::keep`] has something to do.
+    fn keeps_at(&self) -> Option<Instant> {
+        self.state.unkept.then(|| self.state.kept.map_or_else(Instant::now, |at| at + KEEP))
+    }
+
     /// What packets are served from outlives the agent: after a restart a broken file still has
     /// its last good version.
-    fn keep(&mut self, update: &SourceUpdate) {
-        let unchanged = self.state.last.as_ref().is_some_and(|last| std::sync::Arc::ptr_eq(&last.network, &update.network));
-        if !update.complete || unchanged {
+    fn keep(&mut self) {
+        if !std::mem::take(&mut self.state.unkept) {
             return;
         }
+        self.state.kept = Some(Instant::now());
         let Some(bytes) = self.desired.remember() else {
             warn!("the manifests hold more Services and policies than are remembered over a restart");
             return;
@@ -222,12 +235,16 @@ impl<F: FnMut(SourceUpdate) -> bool> Watcher<F> {
     fn wait(&mut self, limit: Duration) -> bool {
         let deadline = Instant::now() + limit;
         loop {
+            if self.keeps_at().is_some_and(|at| at <= Instant::now()) {
+                self.keep();
+            }
             let now = Instant::now();
             let writer = self.state.writers.values().min().map(|heard| *heard + WRITER);
             let until = writer.map_or(deadline, |w| w.min(deadline));
             if now >= until {
                 return true;
             }
+            let until = self.keeps_at().map_or(until, |at| until.min(at)).max(now);
             let timeout = PollTimeout::try_from(until - now + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX);
             let mut fds = vec![PollFd::new(self.stop.as_fd(), PollFlags::POLLIN)];
             fds.extend(self.state.inotify.as_ref().map(|i| PollFd::new(i.as_fd(), PollFlags::POLLIN)));
