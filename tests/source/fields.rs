@@ -85,7 +85,7 @@ fn whole() -> [Value; 2] {
                 "supplementalGroupsPolicy": "Strict", "fsGroup": 4, "seccompProfile": seccomp,
                 "sysctls": [{"name": "net.ipv4.tcp_syncookies", "value": "1"}],
             },
-            "imagePullSecrets": [{"name": "s"}],
+            "imagePullSecrets": [{"name": "s"}], "enableServiceLinks": false,
         },
     });
     let host = json!({
