@@ -278,7 +278,9 @@ fn sweep(socket: &mut Socket, table: &Table, acts: &Acts) -> u32 {
 fn leave_others(acts: &mut Acts, wanted: &Table, sets: &[&str]) {
     acts.sweep.clear();
     acts.main.retain(|act| match act {
-        Act::FlushChain(name) | Act::DeleteChain(name) => wanted.chains.contains_key(*name),
+        // A chain that is wanted empty is one that those fill who have not spoken yet.
+        Act::FlushChain(name) => wanted.chains.get(*name).is_some_and(|chain| !chain.rules.is_empty()),
+        Act::DeleteChain(name) => wanted.chains.contains_key(*name),
         Act::DeleteSet(name) => wanted.sets.contains_key(*name),
         Act::DeleteElements { set, .. } => sets.contains(&&***set),
         Act::AddTable | Act::AddChain(..) | Act::AddSet(..) | Act::AddElements { .. } | Act::AddRules(..) => true,

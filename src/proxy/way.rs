@@ -99,12 +99,14 @@ pub fn ways(tables: &[Table], from: Option<IpAddr>, to: &Target) -> Result<Ways,
     };
     let is_local = |ip: IpAddr| look(ip).is_some_and(|r| r.local);
     let route = |ip: IpAddr| look(ip).map_or_else(|| "no route".into(), |r| routes.borrow().name(r.link));
-    let numbers = Cell::new(1);
-    let mut all: Vec<Trace> = Vec::new();
-    let mut dice = 0;
-    while dice < numbers.get().min(MOST) {
+    // Of the first throw: among how many, and whether it was the only one.
+    let (numbers, throws) = (Cell::new(1), Cell::new(0));
+    let walk = |dice: u32| {
+        throws.set(0);
         let random = |modulus| {
-            numbers.set(modulus);
+            if throws.replace(throws.get() + 1) == 0 {
+                numbers.set(modulus);
+            }
             dice
         };
         let scene = Scene {
@@ -116,16 +118,30 @@ pub fn ways(tables: &[Table], from: Option<IpAddr>, to: &Target) -> Result<Ways,
             remembered: &BTreeMap::new(),
             nameless: Nameless::Empty,
         };
-        let way = trace(table, &scene, packet).map_err(WayError::Trace)?;
-        if !all.contains(&way) {
+        trace(table, &scene, packet).map_err(WayError::Trace)
+    };
+    let mut all: Vec<Trace> = Vec::new();
+    let mut dice = 0;
+    while dice < numbers.get().min(MOST) {
+        let way = walk(dice)?;
+        // What was thrown again ends where another number leads to.
+        if throws.get() < 2 && !all.contains(&way) {
             all.push(way);
         }
         dice += 1;
     }
+    // Numbers that lead to endpoints are the lowest: how many there are is found by halves.
+    let mut beyond = numbers.get();
+    let first = dice;
+    while dice < beyond {
+        let middle = dice + (beyond - dice) / 2;
+        walk(middle)?;
+        if throws.get() < 2 { dice = middle + 1 } else { beyond = middle }
+    }
     if let Some(error) = failure.take() {
         return Err(error);
     }
-    Ok(Ways { all, more: numbers.get().saturating_sub(dice), differs: difference(table)? })
+    Ok(Ways { all, more: dice - first, differs: difference(table)? })
 }
 
 /// The kernel's table against the wanted one, in words.

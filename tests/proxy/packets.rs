@@ -119,6 +119,8 @@ impl Places {
             ServicePort { affinity: Some(Duration::from_secs(100)), node_port: Some(30007), ..of(7, all) },
             of(8, &[a]),
             ServicePort { protocol: L4::Udp, ..of(9, &[]) },
+            // Thrown for among 32 places.
+            ServicePort { external_local: true, node_port: Some(30010), ..of(10, &all.repeat(7)) },
         ]
     }
 
@@ -224,7 +226,15 @@ fn everything_goes_where_the_tracer_says(places: &Places) {
     load(&ground, &table);
     for nft in Nft::all() {
         let text = ground.node.run(|| nft.must(&["list", "ruleset"]));
-        for word in ["lb-3", "test/s1:p", "numgen random mod 3 offset 16777216", "fully-random", "@fw-sources", "update @aff-"] {
+        for word in [
+            "goto lb-3",
+            "@nodeport-all-32 goto nodeport-all-32",
+            "test/s1:p",
+            "numgen random mod 3 offset 16777216",
+            "fully-random",
+            "@fw-sources",
+            "update @aff-",
+        ] {
             assert!(text.contains(word), "nft {} shows no {word}:\n{text}", nft.version);
         }
         ground.node.run(|| nft.must(&["-j", "list", "ruleset"]));
@@ -258,6 +268,8 @@ fn everything_goes_where_the_tracer_says(places: &Places) {
         (vip(1), 8888, L4::Tcp),
         (ip(places.nobody), 80, L4::Tcp),
         (node, 8000, L4::Tcp),
+        (vip(10), 80, L4::Tcp),
+        (node, 30010, L4::Tcp),
     ];
     let mut wrong = Vec::new();
     for (client, from) in clients {
@@ -293,7 +305,13 @@ fn everything_goes_where_the_tracer_says(places: &Places) {
 fn on_this_host(ground: &Ground, places: &Places, table: &Table) {
     let to = |at: IpAddr, port| Target { at: SocketAddr::new(at, port), protocol: L4::Tcp };
     for from in [places.pods[0], places.node, places.clients[0]] {
-        for (at, port) in [((places.vip)(1), 80), (ip(places.node), 30003), (ip(places.lb), 81), (ip(places.nobody), 80)] {
+        for (at, port) in [
+            ((places.vip)(1), 80),
+            ((places.vip)(10), 80),
+            (ip(places.node), 30003),
+            (ip(places.lb), 81),
+            (ip(places.nobody), 80),
+        ] {
             let case = Case { from, to: at, port, protocol: L4::Tcp };
             let ways = ground.node.run(|| ways(std::slice::from_ref(table), Some(ip(from)), &to(at, port))).unwrap();
             assert_eq!((&ways.differs, ways.more), (&None, 0));
@@ -305,7 +323,7 @@ fn on_this_host(ground: &Ground, places: &Places, table: &Table) {
     // The node itself goes by its default route.
     let own = ask(None, (places.vip)(8)).unwrap();
     assert_eq!(own.all[0].packet.destination, ip(places.pods[0]));
-    assert!(own.to_string().contains("@svc (test/s8:p) goto lb-1"), "{own}");
+    assert!(own.to_string().contains("@lb-1 (test/s8:p) goto lb-1"), "{own}");
     let other = if ip(places.node).is_ipv4() { V6.node } else { V4.node };
     assert!(matches!(ask(Some(other), (places.vip)(8)), Err(WayError::Families { .. })));
     // Somebody took an endpoint out.

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use super::super::model::{Endpoint, ServicePort};
 use super::super::table::ir::{Chain, Dynamic, Element, Elements, Field, Key, Name, Rule, SetSpec, Step, Type, Value, Verdict};
-use super::entries::{cluster_ip, external_local};
+use super::entries::{from_node, from_others, nobody_here};
 use super::frame::{MASQUERADE_MARK, verdict};
 use super::ground::Ground;
 
@@ -59,24 +59,43 @@ pub(super) fn own(ground: &Ground, service: &ServicePort) -> Own {
     };
     let cluster = list("all", &service.cluster, uses_cluster);
     let local = list("local", &service.local, uses_local);
-    let to = |list: &Option<Name>| list.clone().map(|name| Step::Verdict(Verdict::Goto(name)));
-    if let Some(step) = to(if service.internal_local { &local } else { &cluster }).filter(|_| internal) {
-        let rules = cluster_ip(ground, vec![step]);
+    let to = |comment: &str, list: &Name| Rule::new(comment, vec![Step::Verdict(Verdict::Goto(Name::clone(list)))]);
+    if let Some(list) = (if service.internal_local { &local } else { &cluster }).as_ref().filter(|_| internal) {
+        let mut rules = from_others(ground);
+        rules.push(to("an endpoint", list));
         own.chains.insert(entry_name(service, true), Chain { base: None, rules });
     }
     if external {
-        let rules = match service.external_local {
-            true => external_local(ground, to(&cluster), to(&local)),
-            false => to(&cluster)
-                .map(|step| Rule::new("any endpoint", vec![Step::MarkOr { bits: MASQUERADE_MARK }, step]))
-                .into_iter()
-                .collect(),
+        let rules = match (service.external_local, &cluster, &local) {
+            (true, None, None) | (false, None, _) => Vec::new(),
+            (true, cluster, local) => {
+                let mut rules = Vec::new();
+                if let Some(cluster) = cluster {
+                    rules.extend(inside(ground, cluster));
+                }
+                rules.push(local.as_ref().map_or_else(nobody_here, |local| to("others: an endpoint of this node", local)));
+                rules
+            }
+            (false, Some(cluster), _) => {
+                vec![Rule::new("external traffic", vec![Step::MarkOr { bits: MASQUERADE_MARK }]), to("any endpoint", cluster)]
+            }
         };
         if !rules.is_empty() {
             own.chains.insert(entry_name(service, false), Chain { base: None, rules });
         }
     }
     own
+}
+
+/// Pods and the node reach every endpoint, whatever the policy for others.
+fn inside(ground: &Ground, cluster: &Name) -> Vec<Rule> {
+    let to = || Step::Verdict(Verdict::Goto(Name::clone(cluster)));
+    let pods = ground.sent_by_pods().into_iter().map(|pod| Rule::new("pods: any endpoint", vec![pod, to()]));
+    let node = from_node(ground).into_iter().map(|mut rule| {
+        rule.steps.push(to());
+        rule
+    });
+    pods.chain(node).collect()
 }
 
 impl Own {

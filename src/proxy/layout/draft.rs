@@ -10,7 +10,7 @@ use super::super::table::changes::{Change, Changes};
 use super::super::table::ir::{Chain, Element, Elements, Key, Name, SetSpec};
 use super::affinity::Own;
 use super::entries::Entry;
-use super::parts::Part;
+use super::parts::{Part, SetName};
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Side {
@@ -33,10 +33,10 @@ pub(super) struct Draft {
     sets: BTreeMap<Name, Change<SetSpec>>,
     chains: BTreeMap<Name, Change<Chain>>,
     elements: BTreeMap<Name, BTreeMap<Key, Change<Element>>>,
-    /// How many places more need the shared chain.
+    /// How many places more are in the set that leads to the shared chain.
     pub entries: BTreeMap<Entry, i64>,
-    /// … ports have the address.
-    pub cluster_ips: BTreeMap<IpAddr, i64>,
+    /// … places have the address, by the set that it is in.
+    pub addresses: BTreeMap<(&'static str, IpAddr), i64>,
     /// … places need the firewall.
     pub restricted: i64,
 }
@@ -69,12 +69,15 @@ impl Draft {
     }
     pub fn part(&mut self, part: Part, side: Side) {
         let more = side.sign();
-        if let Some(entry) = part.entry {
-            *self.entries.entry(entry).or_default() += more;
+        if let Some(address) = part.address {
+            *self.addresses.entry(address).or_default() += more;
         }
         self.restricted += if part.restricts { more } else { 0 };
         for (set, key, element) in part.elements {
-            self.element(set, key, element, side);
+            if let SetName::Of(entry) = set {
+                *self.entries.entry(entry).or_default() += more;
+            }
+            self.element(&set.name(), key, element, side);
         }
     }
     pub fn own(&mut self, own: Own, side: Side) {

@@ -1,109 +1,181 @@
-//! The chains that choose an endpoint by number, shared by all Services that have as many.
+//! What Services share: sets of the places that lead to as many endpoints, and for each a chain
+//! that chooses one by number.
 //!
-//! A chain says how many endpoints there are and by which policy, the maps say which: so a change
-//! of a Service's endpoints changes elements only, and 10,000 Services share a dozen chains.
+//! A set says how many endpoints there are and by which policy, the maps say which: so a change
+//! of a Service's endpoints changes elements only, and 10,000 Services share a few dozen chains.
+//! No element leads to a chain (but those of sessionAffinity): a transaction that adds one makes
+//! the kernel walk every map that leads to chains, with all Services in it.
+//!
+//! Each set is one look-up for each new connection, so there are not many: one for each number of
+//! endpoints up to [`EXACT`], beyond that one for each power of two. There a chain throws among as
+//! many places as the power of two, more than half of which are taken, again while it hits an empty
+//! one, at last among the lower half, all taken: each endpoint is as likely as the next to 0.5 %.
+//!
 //! Endpoints stand in the maps from index 0 on; those that external traffic of policy Local uses
 //! for pods and the node itself (policy Cluster's) from [`CLUSTER_AT`] on.
 //!
-//! Invariant: a chain's name says all that is in it.
+//! Invariant: a name says all that is in a set's and a chain's rules.
 #![deny(clippy::disallowed_methods)]
 
-use super::super::table::ir::{Chain, Field, Name, Rule, Step};
-use super::frame::{ENDPOINTS, MASQUERADE_MARK, NODE_PORT_ENDPOINTS};
+use super::super::table::ir::{Chain, Field, Name, Rule, SetSpec, Step, Type, Verdict};
+use super::frame::{ENDPOINTS, MASQUERADE_MARK, NODE_PORT_ENDPOINTS, PORT, VIP};
 use super::ground::Ground;
 
 /// Index of the first endpoint of policy Cluster beside those of policy Local.
 pub const CLUSTER_AT: u32 = 1 << 24;
 
-/// What leads to endpoints by numbers, and how many there are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Entry {
-    ClusterIp {
-        count: u32,
-    },
-    /// External traffic of policy Cluster: may leave this node, so always masqueraded.
-    External {
-        count: u32,
-        by: By,
-    },
-    /// External traffic of policy Local: keeps its source.
-    ExternalLocal {
-        cluster: u32,
-        local: u32,
-        by: By,
-    },
-}
+/// Up to here a chain is for one number of endpoints.
+pub const EXACT: u32 = 16;
 
-/// What the maps' keys begin with.
+/// Throws among all places, before the one that cannot miss. All of them miss once in 256.
+const THROWS: usize = 8;
+
+/// Where something is reached: says what keys begin with, and how traffic is treated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum By {
-    Address,
+pub enum Place {
+    ClusterIp,
+    /// Addresses of load balancers, externalIPs.
+    External,
     NodePort,
 }
 
-impl Entry {
-    pub fn name(self) -> Name {
-        let by = |by| match by {
-            By::Address => "external",
-            By::NodePort => "nodeport",
-        };
+/// Which endpoints are chosen among. In the order in which a packet meets the sets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Among {
+    /// The policy's. External traffic of policy Cluster may leave this node, so it is always
+    /// masqueraded.
+    Any,
+    /// External traffic of policy Local, sent by pods of this node or the node: those of policy
+    /// Cluster, as if it had gone out to the load balancer and come in anywhere.
+    Inside,
+    /// … sent by others: those of this node, and it keeps its source.
+    Here,
+    /// Those that the Service's own chains know (sessionAffinity).
+    Own,
+}
+
+/// One set, and the chain that it leads to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Entry {
+    pub place: Place,
+    pub among: Among,
+    /// Endpoints, or the power of two that they are thrown among.
+    pub places: u32,
+}
+
+impl Place {
+    pub const ALL: [Place; 3] = [Place::ClusterIp, Place::External, Place::NodePort];
+
+    /// How names begin.
+    pub(super) fn word(self) -> &'static str {
         match self {
-            Entry::ClusterIp { count } => format!("lb-{count}"),
-            Entry::External { count, by: key } => format!("{}-{count}", by(key)),
-            Entry::ExternalLocal { cluster, local, by: key } => format!("{}-local-{cluster}-{local}", by(key)),
+            Place::ClusterIp => "lb",
+            Place::External => "external",
+            Place::NodePort => "nodeport",
+        }
+    }
+    pub(super) fn key(self) -> &'static [Field] {
+        match self {
+            Place::ClusterIp | Place::External => &VIP,
+            Place::NodePort => &PORT,
+        }
+    }
+}
+
+impl Entry {
+    pub fn of(place: Place, among: Among, endpoints: usize) -> Entry {
+        let count = u32::try_from(endpoints).unwrap_or(u32::MAX).min(CLUSTER_AT);
+        Entry { place, among, places: if count <= EXACT { count } else { count.next_power_of_two() } }
+    }
+    /// Of Services with sessionAffinity.
+    pub(super) fn own(place: Place) -> Entry {
+        Entry { place, among: Among::Own, places: 0 }
+    }
+
+    /// Of the set and of the chain.
+    pub fn name(self) -> Name {
+        let Entry { place, among, places } = self;
+        let word = place.word();
+        match among {
+            Among::Any => format!("{word}-{places}"),
+            Among::Inside => format!("{word}-all-{places}"),
+            Among::Here => format!("{word}-local-{places}"),
+            Among::Own => format!("{word}-affinity"),
         }
         .into()
     }
 
-    pub(super) fn chain(self, ground: &Ground) -> Chain {
-        let rules = match self {
-            Entry::ClusterIp { count } => cluster_ip(ground, vec![choose(By::Address, count, 0)]),
-            Entry::External { count, by } => {
-                vec![Rule::new("any endpoint", vec![Step::MarkOr { bits: MASQUERADE_MARK }, choose(by, count, 0)])]
-            }
-            Entry::ExternalLocal { cluster, local, by } => {
-                let to = |count, first| (count > 0).then(|| choose(by, count, first));
-                external_local(ground, to(cluster, CLUSTER_AT), to(local, 0))
-            }
+    pub(super) fn set(self) -> SetSpec {
+        let key: Vec<Type> = self.place.key().iter().map(|field| field.kind()).collect();
+        if self.among == Among::Own { SetSpec::verdict_map(&key) } else { SetSpec::set(&key) }
+    }
+
+    /// What leads from the set to the chain.
+    pub(super) fn rule(self) -> Rule {
+        let (key, name) = (self.place.key().to_vec(), self.name());
+        let comment = match (self.among, self.places) {
+            (Among::Own, _) => return Rule::new("sessionAffinity", vec![Step::VerdictMap { key, map: name }]),
+            (Among::Here, 0) => "no endpoint on this node".to_owned(),
+            (_, 1) => "one endpoint".to_owned(),
+            (_, count) if count <= EXACT => format!("{count} endpoints"),
+            (_, places) => format!("{} to {places} endpoints", places / 2 + 1),
         };
-        Chain { base: None, rules }
+        let found = Step::InSet { key, set: Name::clone(&name), not: false };
+        Rule::new(&comment, vec![found, Step::Verdict(Verdict::Goto(name))])
     }
-}
 
-/// Internal traffic, that ends in `last`.
-pub(super) fn cluster_ip(ground: &Ground, last: Vec<Step>) -> Vec<Rule> {
-    let mut rules: Vec<Rule> = ground
-        .sent_by_others()
-        .into_iter()
-        .map(|mut steps| {
-            steps.push(Step::MarkOr { bits: MASQUERADE_MARK });
-            Rule::new("not from a pod", steps)
-        })
-        .collect();
-    rules.push(Rule::new("an endpoint", last));
-    rules
-}
-
-/// Pods reach an address of the Service as if their packets had gone out to the load balancer and
-/// come in anywhere; so does the node, whose source is no pod's and is masqueraded.
-pub(super) fn external_local(ground: &Ground, cluster: Option<Step>, local: Option<Step>) -> Vec<Rule> {
-    let mut rules = Vec::new();
-    if let Some(cluster) = cluster {
-        rules.extend(ground.sent_by_pods().into_iter().map(|pod| Rule::new("pods: any endpoint", vec![pod, cluster.clone()])));
-        if ground.fib {
-            let own = vec![Step::SourceIsLocal { not: false }, Step::MarkOr { bits: MASQUERADE_MARK }, cluster];
-            rules.push(Rule::new("this node: any endpoint", own));
+    /// None: each Service has its own.
+    pub(super) fn chain(self, ground: &Ground) -> Option<Chain> {
+        let (mut rules, first) = match (self.place, self.among) {
+            (_, Among::Own) => return None,
+            (Place::ClusterIp, _) => (from_others(ground), 0),
+            (_, Among::Any) => (vec![Rule::new("external traffic", vec![Step::MarkOr { bits: MASQUERADE_MARK }])], 0),
+            (_, Among::Inside) => (from_node(ground), CLUSTER_AT),
+            (_, Among::Here) => (Vec::new(), 0),
+        };
+        if self.places == 0 {
+            rules.push(nobody_here());
+        } else {
+            rules.extend(self.choose(first));
         }
+        Some(Chain { base: None, rules })
     }
-    rules.extend(local.map(|local| Rule::new("others: an endpoint of this node", vec![local])));
-    rules
+
+    fn choose(self, first: u32) -> Vec<Rule> {
+        let throw = |comment, modulus| {
+            let map = if self.place == Place::NodePort { NODE_PORT_ENDPOINTS } else { ENDPOINTS };
+            let key = self.place.key().iter().copied().chain([Field::Random { modulus, offset: first }]).collect();
+            Rule::new(comment, vec![Step::DnatMap { key, map: map.into() }])
+        };
+        if self.places <= EXACT {
+            return vec![throw("any endpoint", self.places)];
+        }
+        let mut rules = vec![throw("any endpoint", self.places)];
+        rules.resize(THROWS, throw("that place was empty: another", self.places));
+        rules.push(throw("of those that are taken for sure", self.places / 2));
+        rules
+    }
 }
 
-fn choose(by: By, count: u32, first: u32) -> Step {
-    let random = Field::Random { modulus: count, offset: first };
-    let (key, map) = match by {
-        By::Address => (vec![Field::Destination, Field::Protocol, Field::DestinationPort, random], ENDPOINTS),
-        By::NodePort => (vec![Field::Protocol, Field::DestinationPort, random], NODE_PORT_ENDPOINTS),
-    };
-    Step::DnatMap { key, map: map.into() }
+/// Marks internal traffic whose answers must come back through this node.
+pub(super) fn from_others(ground: &Ground) -> Vec<Rule> {
+    let marked = ground.sent_by_others().into_iter().map(|mut steps| {
+        steps.push(Step::MarkOr { bits: MASQUERADE_MARK });
+        Rule::new("not from a pod", steps)
+    });
+    marked.collect()
+}
+
+/// Marks what the node sends itself; what pods send is not.
+pub(super) fn from_node(ground: &Ground) -> Vec<Rule> {
+    let marked = ground.sent_by_node().map(|mut steps| {
+        steps.push(Step::MarkOr { bits: MASQUERADE_MARK });
+        Rule::new("from this node", steps)
+    });
+    marked.into_iter().collect()
+}
+
+/// The place is the Service's and nobody else's, whoever serves: a filter chain drops it.
+pub(super) fn nobody_here() -> Rule {
+    Rule::new("nobody here serves it", vec![Step::Verdict(Verdict::Accept)])
 }

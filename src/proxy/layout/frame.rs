@@ -3,18 +3,22 @@
 //! ```text
 //! prerouting, output       nat dstnat     jump services
 //! services                 to loopback: return
-//!                          ip daddr . meta l4proto . th dport vmap @svc
-//!                          not to this node: return
-//!                          dnat to … map @hostip-hostports, dnat to … map @hostports
-//!                          [ip daddr @nodeport-ips] meta l4proto . th dport vmap @nodeports
-//! input, forward, outgoing filter         new: … vmap @noep
-//!   input                                 new, to this node: … vmap @noep-nodeports
-//!   forward, outgoing                     new, ip daddr @cluster-ips: reject; to a Service range: drop
+//!                          ip daddr @cluster-ips: jump to-lb             ┐
+//!                          ip daddr @external-ips: jump to-external      │
+//!                          not to this node: return                      │ these chains are the
+//!                          dnat to … map @hostip-hostports, @hostports   │ dispatch's
+//!                          [ip daddr @nodeport-ips]                      │
+//!                          meta l4proto . th dport @nodeports: goto to-nodeport
+//! forward, outgoing        filter         new: jump refuse
+//! input                    filter         new: jump refuse-input
+//! refuse                   … @noep reject, … @noep-drop drop
+//!                          ip daddr @cluster-ips: reject; to a Service range: drop
+//! refuse-input             … @noep reject, … @noep-drop drop
+//!                          to a port of this node: @noep-nodeports reject, @noep-nodeports-drop drop
 //! postrouting              nat srcnat     marked: masquerade
 //!                                         translated, a pod to itself: masquerade
 //!                                         pods to the outside: masquerade
 //! firewall-prerouting, firewall-output    filter dstnat-10, only while a Service has source ranges
-//! reject                                  reject
 //! ```
 //!
 //! Invariants: only packets to an address of this host are translated for a port of the host
@@ -25,22 +29,27 @@
 use super::super::table::ir::{
     Base, Chain, ChainType, CtStates, Element, Field, Hook, Key, Name, Reject, Rule, SetSpec, Step, Table, Type, Value, Verdict,
 };
+use super::dispatch;
+use super::entries::Place;
 use super::ground::{Ground, NodePorts};
 
-/// Address, protocol and port of a Service → chain that chooses an endpoint.
-pub const SERVICES: &str = "svc";
-/// … and index → endpoint.
+/// Address, protocol, port of a Service and index → endpoint.
 pub const ENDPOINTS: &str = "eps";
-/// Protocol and port of the node → chain that chooses an endpoint.
-pub const NODE_PORTS: &str = "nodeports";
-/// … and index → endpoint.
+/// Protocol and port of the node and index → endpoint.
 pub const NODE_PORT_ENDPOINTS: &str = "nodeport-eps";
+/// Protocol and port of NodePorts that lead somewhere.
+pub const NODE_PORTS: &str = "nodeports";
 /// The node's addresses that take NodePorts, where not all do.
 pub const NODE_PORT_IPS: &str = "nodeport-ips";
-/// What has no endpoint → reject or drop.
+/// What has no endpoint.
 pub const WITHOUT: &str = "noep";
 pub const NODE_PORTS_WITHOUT: &str = "noep-nodeports";
+/// What has endpoints, but policy Local forbids them.
+pub const DROPPED: &str = "noep-drop";
+pub const NODE_PORTS_DROPPED: &str = "noep-nodeports-drop";
 pub const CLUSTER_IPS: &str = "cluster-ips";
+/// Load balancers' addresses and externalIPs.
+pub const EXTERNAL_IPS: &str = "external-ips";
 /// What only some sources may use.
 pub const RESTRICTED: &str = "fw-vips";
 /// … and those sources.
@@ -49,9 +58,6 @@ pub const HOST_PORTS: &str = "hostports";
 pub const HOST_IP_PORTS: &str = "hostip-hostports";
 /// Pods' addresses, each twice.
 pub const HAIRPIN: &str = "hairpin";
-
-/// No word of nft's: it could print a chain `reject`, and not read it.
-pub const REJECT: &str = "no-endpoint";
 
 /// Of packets that are to be masqueraded: kube-proxy's bit, which other programs know to leave
 /// alone. It is gone when the packet leaves.
@@ -73,8 +79,8 @@ fn new() -> Step {
     Step::CtState { states: CtStates::NEW, not: false }
 }
 
-const VIP: [Field; 3] = [Field::Destination, Field::Protocol, Field::DestinationPort];
-const PORT: [Field; 2] = [Field::Protocol, Field::DestinationPort];
+pub(super) const VIP: [Field; 3] = [Field::Destination, Field::Protocol, Field::DestinationPort];
+pub(super) const PORT: [Field; 2] = [Field::Protocol, Field::DestinationPort];
 
 fn at(kind: ChainType, hook: Hook, priority: i32, rules: Vec<Rule>) -> Chain {
     Chain { base: Some(Base { kind, hook, priority }), rules }
@@ -97,39 +103,53 @@ pub(super) fn frame(ground: &Ground) -> Table {
     chain("output", at(ChainType::Nat, Hook::Output, DSTNAT, to_services()));
     chain("postrouting", at(ChainType::Nat, Hook::Postrouting, SRCNAT, masquerading(ground)));
     chain("services", Chain { base: None, rules: services(ground) });
-    let rejecting = Rule::new("nobody serves this", vec![Step::Reject(Reject::PortUnreachable)]);
-    chain(REJECT, Chain { base: None, rules: vec![rejecting] });
-    let without = Rule::new("Services without endpoints", vec![new(), verdict(WITHOUT, &VIP)]);
-    let node_ports = Rule::new(
-        "NodePorts without endpoints",
-        vec![
-            new(),
-            Step::DestinationIn { cidr: ground.loopback(), not: true },
-            match &ground.node_ports {
-                NodePorts::EveryLocal => Step::DestinationIsLocal { not: false },
-                NodePorts::On(_) => in_set(NODE_PORT_IPS, &[Field::Destination], false),
-            },
-            verdict(NODE_PORTS_WITHOUT, &PORT),
-        ],
-    );
-    chain("input", at(ChainType::Filter, Hook::Input, FILTER, vec![without.clone(), node_ports]));
-    let mut outward = vec![without];
-    outward.extend(no_such_service(ground));
-    chain("forward", at(ChainType::Filter, Hook::Forward, FILTER, outward.clone()));
-    chain("outgoing", at(ChainType::Filter, Hook::Output, FILTER, outward));
+    for place in Place::ALL {
+        chain(&dispatch::name(place), Chain::default());
+    }
+    let new_ones = |to: &str| {
+        let jump = Step::Verdict(Verdict::Jump(to.into()));
+        vec![Rule::new("what begins and nobody serves", vec![Step::CtState { states: CtStates::NEW, not: false }, jump])]
+    };
+    chain("input", at(ChainType::Filter, Hook::Input, FILTER, new_ones("refuse-input")));
+    chain("forward", at(ChainType::Filter, Hook::Forward, FILTER, new_ones("refuse")));
+    chain("outgoing", at(ChainType::Filter, Hook::Output, FILTER, new_ones("refuse")));
+    let mut refused = unserved((WITHOUT, DROPPED), &VIP, &[]);
+    refused.extend(no_such_service(ground));
+    chain("refuse", Chain { base: None, rules: refused });
+    let mut refused = unserved((WITHOUT, DROPPED), &VIP, &[]);
+    let here = [
+        Step::DestinationIn { cidr: ground.loopback(), not: true },
+        match &ground.node_ports {
+            NodePorts::EveryLocal => Step::DestinationIsLocal { not: false },
+            NodePorts::On(_) => in_set(NODE_PORT_IPS, &[Field::Destination], false),
+        },
+    ];
+    refused.extend(unserved((NODE_PORTS_WITHOUT, NODE_PORTS_DROPPED), &PORT, &here));
+    chain("refuse-input", Chain { base: None, rules: refused });
     table
+}
+
+/// What has no endpoint, by the sets to refuse and to drop.
+fn unserved((without, dropped): (&str, &str), key: &[Field], where_: &[Step]) -> Vec<Rule> {
+    let rule = |comment, set, last| Rule::new(comment, [where_, &[in_set(set, key, false), last]].concat());
+    vec![
+        rule("no endpoint", without, Step::Reject(Reject::PortUnreachable)),
+        rule("no endpoint of this node", dropped, Step::Verdict(Verdict::Drop)),
+    ]
 }
 
 fn sets(ground: &Ground) -> Vec<(&'static str, SetSpec)> {
     use Type::{Address, Index, Port, Protocol};
     let mut sets = vec![
-        (SERVICES, SetSpec::verdict_map(&[Address, Protocol, Port])),
         (ENDPOINTS, SetSpec::map(&[Address, Protocol, Port, Index], &[Address, Port])),
-        (NODE_PORTS, SetSpec::verdict_map(&[Protocol, Port])),
+        (NODE_PORTS, SetSpec::set(&[Protocol, Port])),
         (NODE_PORT_ENDPOINTS, SetSpec::map(&[Protocol, Port, Index], &[Address, Port])),
-        (WITHOUT, SetSpec::verdict_map(&[Address, Protocol, Port])),
-        (NODE_PORTS_WITHOUT, SetSpec::verdict_map(&[Protocol, Port])),
+        (WITHOUT, SetSpec::set(&[Address, Protocol, Port])),
+        (DROPPED, SetSpec::set(&[Address, Protocol, Port])),
+        (NODE_PORTS_WITHOUT, SetSpec::set(&[Protocol, Port])),
+        (NODE_PORTS_DROPPED, SetSpec::set(&[Protocol, Port])),
         (CLUSTER_IPS, SetSpec::set(&[Address])),
+        (EXTERNAL_IPS, SetSpec::set(&[Address])),
         (HAIRPIN, SetSpec::set(&[Address, Address])),
     ];
     if let NodePorts::On(_) = ground.node_ports {
@@ -144,9 +164,14 @@ fn sets(ground: &Ground) -> Vec<(&'static str, SetSpec)> {
 
 fn services(ground: &Ground) -> Vec<Rule> {
     let back = || Step::Verdict(Verdict::Return);
+    let to = |place| dispatch::name(place);
+    let by_address = |comment, set, place| {
+        Rule::new(comment, vec![in_set(set, &[Field::Destination], false), Step::Verdict(Verdict::Jump(to(place)))])
+    };
     let mut rules = vec![
         Rule::new("loopback stays on the node", vec![Step::DestinationIn { cidr: ground.loopback(), not: false }, back()]),
-        Rule::new("addresses of Services", vec![verdict(SERVICES, &VIP)]),
+        by_address("ClusterIPs", CLUSTER_IPS, Place::ClusterIp),
+        by_address("external addresses of Services", EXTERNAL_IPS, Place::External),
     ];
     if ground.fib {
         let host =
@@ -156,7 +181,7 @@ fn services(ground: &Ground) -> Vec<Rule> {
         rules.push(host("hostPort with hostIP", &by_address, HOST_IP_PORTS));
         rules.push(host("hostPort", &PORT, HOST_PORTS));
     }
-    let mut node_ports = vec![verdict(NODE_PORTS, &PORT)];
+    let mut node_ports = vec![in_set(NODE_PORTS, &PORT, false), Step::Verdict(Verdict::Goto(to(Place::NodePort)))];
     if let NodePorts::On(_) = ground.node_ports {
         node_ports.insert(0, in_set(NODE_PORT_IPS, &[Field::Destination], false));
     }
@@ -191,10 +216,10 @@ fn masquerading(ground: &Ground) -> Vec<Rule> {
 }
 
 fn no_such_service(ground: &Ground) -> Vec<Rule> {
-    let unknown = vec![new(), in_set(CLUSTER_IPS, &[Field::Destination], false), Step::Reject(Reject::PortUnreachable)];
+    let unknown = vec![in_set(CLUSTER_IPS, &[Field::Destination], false), Step::Reject(Reject::PortUnreachable)];
     let mut rules = vec![Rule::new("a port that the Service does not have", unknown)];
     rules.extend(ground.service_cidrs.iter().map(|cidr| {
-        let unallocated = vec![new(), Step::DestinationIn { cidr: *cidr, not: false }, Step::Verdict(Verdict::Drop)];
+        let unallocated = vec![Step::DestinationIn { cidr: *cidr, not: false }, Step::Verdict(Verdict::Drop)];
         Rule::new("no Service has this address", unallocated)
     }));
     rules

@@ -92,6 +92,14 @@ impl Ground {
         }
     }
 
+    /// Matches of what the node itself sends, no pod's; None where nothing tells.
+    pub(super) fn sent_by_node(&self) -> Option<Vec<Step>> {
+        let own = self.fib.then_some(Step::SourceIsLocal { not: false })?;
+        // A plugin's gateway has an address of the pods' range.
+        let no_pod = self.pod_cidrs.iter().filter(|_| self.bridge.is_none());
+        Some(no_pod.map(|cidr| Step::SourceIn { cidr: *cidr, not: true }).chain([own]).collect())
+    }
+
     /// `127.0.0.0/8` or `::1`.
     pub(super) fn loopback(&self) -> Cidr {
         match self.family {

@@ -8,6 +8,7 @@
 //! however many others there are. Network policies have chains of their own beside these.
 
 mod affinity;
+mod dispatch;
 mod draft;
 pub mod entries;
 pub mod frame;
@@ -24,10 +25,9 @@ use super::model::{HostPortWant, ServicePort, ServicePortName};
 use super::table::changes::Changes;
 use super::table::ir::{Element, Elements, Family, Key, Table, Value};
 use draft::{Draft, Side};
-use entries::Entry;
-use fronts::{Front, Kind};
+use entries::{Entry, Place};
 pub use ground::{Ground, NodePorts};
-use parts::{Names, Part};
+use parts::{Part, SetName};
 
 #[derive(Debug)]
 pub struct Layout {
@@ -43,8 +43,8 @@ pub struct Layout {
 struct Shared {
     /// How many places lead to each chain.
     entries: BTreeMap<Entry, u64>,
-    /// How many ports have the address.
-    cluster_ips: BTreeMap<IpAddr, u64>,
+    /// How many places have the address, by the set that it is in.
+    addresses: BTreeMap<(&'static str, IpAddr), u64>,
     /// How many places have source ranges.
     restricted: u64,
 }
@@ -80,17 +80,16 @@ impl Layout {
             }
         }
         let mut shared = Shared::default();
-        let mut names = Names::default();
-        for service in self.services() {
-            for ((_, kind), part) in self.parts(service, &mut names) {
-                if let Some(entry) = part.entry {
-                    *shared.entries.entry(entry).or_default() += 1;
+        for part in self.services().flat_map(|service| self.parts(service)) {
+            for (set, ..) in &part.elements {
+                if let SetName::Of(entry) = set {
+                    *shared.entries.entry(*entry).or_default() += 1;
                 }
-                if let Some(ip) = service.cluster_ip.filter(|_| kind == Kind::ClusterIp) {
-                    *shared.cluster_ips.entry(ip).or_default() += 1;
-                }
-                shared.restricted += u64::from(part.restricts);
             }
+            if let Some(address) = part.address {
+                *shared.addresses.entry(address).or_default() += 1;
+            }
+            shared.restricted += u64::from(part.restricts);
         }
         self.shared = shared;
     }
@@ -107,14 +106,13 @@ impl Layout {
         let gone: Vec<&ServicePortName> = gone.into_iter().filter(|name| !come.contains_key(*name)).collect();
         come.retain(|name, new| self.service(name) != Some(new));
         let mut draft = Draft::default();
-        let mut names = Names::default();
         for name in come.keys().chain(gone) {
             if let Some(Named(old)) = self.services.take(name) {
-                self.draw(&mut draft, &mut names, &old, Side::Before);
+                self.draw(&mut draft, &old, Side::Before);
             }
         }
         for new in come.into_values() {
-            self.draw(&mut draft, &mut names, &new, Side::After);
+            self.draw(&mut draft, &new, Side::After);
             self.services.insert(Named(new));
         }
         self.count(&mut draft);
@@ -124,10 +122,9 @@ impl Layout {
     /// All of it.
     pub fn table(&self) -> Table {
         let mut table = frame::frame(&self.ground);
-        let mut elements: BTreeMap<&'static str, Vec<(Key, Element)>> = BTreeMap::new();
-        let mut names = Names::default();
+        let mut elements: BTreeMap<SetName, Vec<(Key, Element)>> = BTreeMap::new();
         for service in self.services() {
-            for (_, part) in self.parts(service, &mut names) {
+            for part in self.parts(service) {
                 for (set, key, element) in part.elements {
                     elements.entry(set).or_default().push((key, element));
                 }
@@ -137,17 +134,23 @@ impl Layout {
             table.chains.extend(own.chains);
             table.elements.extend(own.elements);
         }
-        elements.entry(frame::CLUSTER_IPS).or_default().extend(self.shared.cluster_ips.keys().map(|ip| cluster_ip(*ip)));
+        for (set, ip) in self.shared.addresses.keys() {
+            elements.entry(SetName::Fixed(set)).or_default().push(address(*ip));
+        }
         let hosts = hosts::host_ports(&self.ground, &self.host_ports).into_iter();
         for (set, some) in hosts.chain(hosts::hairpin(&self.ground, &self.pods)) {
-            elements.entry(set).or_default().extend(some);
+            elements.entry(SetName::Fixed(set)).or_default().extend(some);
         }
-        for (set, some) in elements.into_iter().filter(|(_, some)| !some.is_empty()) {
+        for (set, some) in elements {
             // Sorted at once they lie closer than put in one by one.
-            table.elements.insert(set.into(), some.into_iter().collect::<Elements>());
+            table.elements.insert(set.name(), some.into_iter().collect::<Elements>());
         }
         for entry in self.shared.entries.keys() {
-            table.chains.insert(entry.name(), entry.chain(&self.ground));
+            table.sets.insert(entry.name(), entry.set());
+            table.chains.extend(entry.chain(&self.ground).map(|chain| (entry.name(), chain)));
+        }
+        for place in Place::ALL {
+            table.chains.extend(dispatch::chains(&self.ground, place, self.shared.entries.keys().copied()));
         }
         if self.shared.restricted > 0 {
             let frame::Firewall { sets, chains } = frame::firewall();
@@ -176,33 +179,39 @@ impl Layout {
     }
 
     /// What a Service has at each place where it is reached.
-    fn parts(&self, service: &ServicePort, names: &mut Names) -> Vec<((Front, Kind), Part)> {
+    fn parts(&self, service: &ServicePort) -> Vec<Part> {
         let fronts = fronts::fronts(service).into_iter();
-        fronts.map(|(front, kind)| ((front, kind), parts::part(&self.ground, service, (&front, kind), names))).collect()
+        fronts.map(|(front, kind)| parts::part(&self.ground, service, (&front, kind))).collect()
     }
 
-    fn draw(&self, draft: &mut Draft, names: &mut Names, service: &ServicePort, side: Side) {
-        for ((_, kind), part) in self.parts(service, names) {
-            if let Some(ip) = service.cluster_ip.filter(|_| kind == Kind::ClusterIp) {
-                *draft.cluster_ips.entry(ip).or_default() += side.sign();
-            }
-            draft.part(part, side);
-        }
+    fn draw(&self, draft: &mut Draft, service: &ServicePort, side: Side) {
+        self.parts(service).into_iter().for_each(|part| draft.part(part, side));
         draft.own(affinity::own(&self.ground, service), side);
     }
 
     /// What is shared comes with the first that needs it and goes with the last.
     fn count(&mut self, draft: &mut Draft) {
-        let Shared { entries, cluster_ips, restricted } = &mut self.shared;
+        let Shared { entries, addresses, restricted } = &mut self.shared;
+        let old: Vec<Entry> = entries.keys().copied().collect();
+        let mut changed = BTreeSet::new();
         for (entry, more) in std::mem::take(&mut draft.entries) {
-            for side in counted(entries, entry, more) {
-                draft.chain(entry.name(), entry.chain(&self.ground), side);
+            let sides = counted(entries, entry, more);
+            if let [side] = sides[..] {
+                changed.insert(entry.place);
+                draft.set(entry.name(), entry.set(), side);
+                entry.chain(&self.ground).into_iter().for_each(|chain| draft.chain(entry.name(), chain, side));
             }
         }
-        for (ip, more) in std::mem::take(&mut draft.cluster_ips) {
-            let (key, element) = cluster_ip(ip);
-            for side in counted(cluster_ips, ip, more) {
-                draft.element(frame::CLUSTER_IPS, key.clone(), element.clone(), side);
+        for place in changed {
+            for (side, entries) in [(Side::Before, old.clone()), (Side::After, entries.keys().copied().collect())] {
+                let chains = dispatch::chains(&self.ground, place, entries);
+                chains.into_iter().for_each(|(name, chain)| draft.chain(name, chain, side));
+            }
+        }
+        for ((set, ip), more) in std::mem::take(&mut draft.addresses) {
+            let (key, element) = address(ip);
+            for side in counted(addresses, (set, ip), more) {
+                draft.element(set, key.clone(), element.clone(), side);
             }
         }
         let mut one = BTreeMap::from([((), *restricted)]);
@@ -259,7 +268,7 @@ fn swap(before: BTreeMap<&'static str, Elements>, after: BTreeMap<&'static str, 
     draft.finish()
 }
 
-fn cluster_ip(ip: IpAddr) -> (Key, Element) {
+fn address(ip: IpAddr) -> (Key, Element) {
     (Key::of(&[Value::Address(ip)]), Element::bare())
 }
 

@@ -6,94 +6,98 @@
 //! finds every element as it left it.
 #![deny(clippy::disallowed_methods)]
 
-use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::super::model::{Endpoint, ServicePort};
 use super::super::table::ir::{Element, Key, Name, Value, Verdict};
 use super::super::table::ranges;
 use super::affinity;
-use super::entries::{By, CLUSTER_AT, Entry};
+use super::entries::{Among, CLUSTER_AT, Entry, Place};
 use super::frame;
 use super::fronts::{Front, Kind};
 use super::ground::Ground;
 use crate::api::cidr::Cidr;
 
+/// A set that Services share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum SetName {
+    /// There while something is in it.
+    Of(Entry),
+    /// Always there, or while the firewall is.
+    Fixed(&'static str),
+}
+
+impl SetName {
+    pub fn name(self) -> Name {
+        match self {
+            SetName::Of(entry) => entry.name(),
+            SetName::Fixed(name) => name.into(),
+        }
+    }
+}
+
 /// One element and the set that it is in.
-pub(super) type Placed = (&'static str, Key, Element);
+pub(super) type Placed = (SetName, Key, Element);
 
 #[derive(Debug, Default)]
 pub(super) struct Part {
-    /// The shared chain that it needs.
-    pub entry: Option<Entry>,
     pub elements: Vec<Placed>,
+    /// An address that is looked for first, and in which set. Several places may have it.
+    pub address: Option<(&'static str, IpAddr)>,
     /// Needs the firewall's chains.
     pub restricts: bool,
 }
 
-/// Names of chains that elements lead to, each made once.
-#[derive(Debug)]
-pub(super) struct Names {
-    entries: BTreeMap<Entry, Name>,
-    reject: Name,
-}
-
-impl Default for Names {
-    fn default() -> Names {
-        Names { entries: BTreeMap::new(), reject: frame::REJECT.into() }
-    }
-}
-
-impl Names {
-    fn of(&mut self, entry: Entry) -> Name {
-        Name::clone(self.entries.entry(entry).or_insert_with(|| entry.name()))
-    }
-}
-
-pub(super) fn part(ground: &Ground, service: &ServicePort, (front, kind): (&Front, Kind), names: &mut Names) -> Part {
-    let by = match front {
-        Front::Address(..) => By::Address,
-        Front::NodePort(..) => By::NodePort,
-    };
+pub(super) fn part(ground: &Ground, service: &ServicePort, (front, kind): (&Front, Kind)) -> Part {
     let internal = kind == Kind::ClusterIp;
+    let place = match kind {
+        Kind::ClusterIp => Place::ClusterIp,
+        Kind::LoadBalancer | Kind::External => Place::External,
+        Kind::NodePort => Place::NodePort,
+    };
     let is_local = if internal { service.internal_local } else { service.external_local };
     let list = if is_local { &service.local } else { &service.cluster };
     let beside: &[Endpoint] = if is_local && !internal { &service.cluster } else { &[] };
-    let count = |list: &[Endpoint]| u32::try_from(list.len()).unwrap_or(u32::MAX).min(CLUSTER_AT);
     let comment: Arc<str> = service.name.to_string().into();
-    let mut part = Part::default();
+    let named = || Element::bare().with(&comment);
+    let mut part = Part { address: front.address(internal), ..Part::default() };
+    let mut put = |set, key, element| part.elements.push((set, key, element));
     if !(list.is_empty() && beside.is_empty()) {
-        let target = match service.affinity {
-            Some(_) => affinity::entry_name(service, internal),
-            None => {
-                let entry = match (internal, is_local) {
-                    (true, _) => Entry::ClusterIp { count: count(list) },
-                    (false, false) => Entry::External { count: count(list), by },
-                    (false, true) => Entry::ExternalLocal { cluster: count(beside), local: count(list), by },
-                };
-                part.entry = Some(entry);
-                part.elements.extend(endpoints(front, list, 0));
-                part.elements.extend(endpoints(front, beside, CLUSTER_AT));
-                names.of(entry)
+        match service.affinity {
+            Some(_) => {
+                let to = Element::verdict(Verdict::Goto(affinity::entry_name(service, internal)));
+                put(SetName::Of(Entry::own(place)), front.key(), to.with(&comment));
             }
-        };
-        let map = if by == By::Address { frame::SERVICES } else { frame::NODE_PORTS };
-        part.elements.push((map, front.key(), Element::verdict(Verdict::Goto(target)).with(&comment)));
+            None => {
+                let among = if is_local && !internal { Among::Here } else { Among::Any };
+                put(SetName::Of(Entry::of(place, among, list.len())), front.key(), named());
+                if !beside.is_empty() {
+                    put(SetName::Of(Entry::of(place, Among::Inside, beside.len())), front.key(), named());
+                }
+                let all = endpoints(front, list, 0).chain(endpoints(front, beside, CLUSTER_AT));
+                all.for_each(|(set, key, element)| put(set, key, element));
+            }
+        }
+        if place == Place::NodePort {
+            put(SetName::Fixed(frame::NODE_PORTS), front.key(), Element::bare());
+        }
     }
     if list.is_empty() {
-        let map = if by == By::Address { frame::WITHOUT } else { frame::NODE_PORTS_WITHOUT };
-        let verdict = match is_local && service.has_any {
-            true => Verdict::Drop,
-            false => Verdict::Goto(Name::clone(&names.reject)),
+        let set = match (place, is_local && service.has_any) {
+            (Place::NodePort, false) => frame::NODE_PORTS_WITHOUT,
+            (Place::NodePort, true) => frame::NODE_PORTS_DROPPED,
+            (_, false) => frame::WITHOUT,
+            (_, true) => frame::DROPPED,
         };
-        part.elements.push((map, front.key(), Element::verdict(verdict).with(&comment)));
+        put(SetName::Fixed(set), front.key(), named());
     }
     if kind == Kind::LoadBalancer && !service.source_ranges.is_empty() {
         part.restricts = true;
-        part.elements.push((frame::RESTRICTED, front.key(), Element::bare().with(&comment)));
+        part.elements.push((SetName::Fixed(frame::RESTRICTED), front.key(), Element::bare().with(&comment)));
         part.elements.extend(sources(ground, service).into_iter().map(|(first, last)| {
             let with = |ip| front.values().into_iter().chain([Value::Address(ip)]).collect::<Vec<_>>();
-            (frame::SOURCES, Key::range(&with(first), &with(last)), Element::bare())
+            (SetName::Fixed(frame::SOURCES), Key::range(&with(first), &with(last)), Element::bare())
         }));
     }
     part
@@ -107,7 +111,7 @@ fn endpoints(front: &Front, list: &[Endpoint], first: u32) -> impl Iterator<Item
     };
     list.iter().take(CLUSTER_AT as usize).zip(first..).map(move |(endpoint, index)| {
         let key: Vec<Value> = values.iter().copied().chain([Value::Index(index)]).collect();
-        (map, Key::of(&key), Element::values(&[Value::Address(endpoint.ip), Value::Port(endpoint.port)]))
+        (SetName::Fixed(map), Key::of(&key), Element::values(&[Value::Address(endpoint.ip), Value::Port(endpoint.port)]))
     })
 }
 
@@ -127,6 +131,12 @@ impl Front {
                 vec![Value::Address(*ip), Value::Protocol(protocol.number()), Value::Port(*port)]
             }
             Front::NodePort(protocol, port) => vec![Value::Protocol(protocol.number()), Value::Port(*port)],
+        }
+    }
+    fn address(&self, internal: bool) -> Option<(&'static str, IpAddr)> {
+        match self {
+            Front::Address(ip, ..) => Some((if internal { frame::CLUSTER_IPS } else { frame::EXTERNAL_IPS }, *ip)),
+            Front::NodePort(..) => None,
         }
     }
     fn key(&self) -> Key {

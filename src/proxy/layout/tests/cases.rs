@@ -3,10 +3,11 @@
 
 use std::time::Duration;
 
+use super::super::entries::CLUSTER_AT;
 use super::super::frame;
 use super::world::*;
 use crate::proxy::model::{Cidr, HostPortWant, L4, NodePortAddresses, ServicePort, ServicePortName};
-use crate::proxy::table::ir::{Family, Step};
+use crate::proxy::table::ir::{DataSpec, Family, Field, Key, Name, Step, Table, Value};
 use crate::proxy::table::trace::{Did, Flow, Nameless};
 
 fn named(service: ServicePort, name: &str) -> ServicePort {
@@ -349,8 +350,11 @@ fn another_endpoint_changes_elements_only() {
     // The ClusterIP's chain for two is there; those of external traffic are not.
     let changes = layout.change([], [fewer]);
     let chains: Vec<&str> = changes.chains.keys().map(|n| &**n).collect();
-    assert_eq!(chains, ["external-2", "external-3", "lb-3", "nodeport-2", "nodeport-3"]);
-    assert_eq!(changes.elements[frame::SERVICES].len(), 3);
+    let gone = ["external-2", "external-3", "lb-3", "nodeport-2", "nodeport-3", "to-external", "to-lb", "to-nodeport"];
+    assert_eq!(chains, gone, "and the chains that lead to them");
+    assert_eq!(changes.sets.keys().map(|n| &**n).collect::<Vec<_>>(), gone[..5]);
+    assert_eq!(changes.elements["lb-2"].len(), 1);
+    assert_eq!(changes.elements["external-2"].len(), 2);
     assert_eq!(changes.elements[frame::ENDPOINTS].len(), 3);
 }
 
@@ -385,7 +389,7 @@ fn a_hundred_thousand_endpoints_and_ten_thousand_ports_are_planned_in_one_go() {
     let table = layout.table();
     assert_eq!(table.elements[frame::ENDPOINTS].len(), 110_000);
     assert_eq!(table.elements[frame::CLUSTER_IPS].len(), 1);
-    assert!(table.chains.len() < 16, "ports share chains");
+    assert!(table.chains.len() < 20, "ports share chains");
     assert_eq!(layout.change([&services[7].name], []).element_count(), 2);
 }
 
@@ -397,15 +401,19 @@ fn a_trace_tells_rule_service_endpoint_and_end() {
     let told = world.walk(&table, packet, 1).to_string();
     let lines = [
         "output output 1: Services and host ports: jump services",
-        "output services 2: addresses of Services: @svc (shop/web:http) goto external-local-2-1",
-        "output external-local-2-1 2: this node: any endpoint: @eps to 10.88.1.2:8080",
+        "output services 3: external addresses of Services: @external-ips jump to-external",
+        "output to-external 2: this node: jump to-external-all",
+        "output to-external-all 1: 2 endpoints: @external-all-2 (shop/web:http) goto external-all-2",
+        "output external-all-2 1: from this node: goes on",
+        "output external-all-2 2: any endpoint: @eps to 10.88.1.2:8080",
+        "output outgoing 1: what begins and nobody serves: jump refuse",
         "postrouting postrouting 1: answers have to come back through this node: masquerade",
         "to 10.88.1.2:8080 by eth0, source masqueraded",
     ];
     assert_eq!(told.lines().collect::<Vec<_>>(), lines);
     world.services = vec![exposed(&[])];
     let told = world.walk(&world.table(Family::Ip), packet, 0).to_string();
-    assert!(told.ends_with("refused: port unreachable") && told.contains("@noep (shop/web:http) goto reject"), "{told}");
+    assert!(told.ends_with("refused: port unreachable") && told.contains("@noep (shop/web:http) port unreachable"), "{told}");
 }
 
 #[test]
@@ -413,16 +421,97 @@ fn the_plan_is_printed_in_nfts_words() {
     let text = only(sticky(exposed(&[POD]))).table(Family::Ip).to_string();
     for words in [
         "table ip t {",
-        "\tmap svc {\n\t\ttype ipv4_addr . inet_proto . inet_service : verdict\n",
+        "\tmap lb-affinity {\n\t\ttype ipv4_addr . inet_proto . inet_service : verdict\n",
         "10.96.0.10 . tcp . 80 comment \"shop/web:http\" : goto aff-",
         "type nat hook prerouting priority -100; policy accept;",
         "\t\tsize 16384\n\t\tflags dynamic,timeout\n\t\ttimeout 10800s\n",
         "meta mark & 0x00004000 == 0x00004000 meta mark set meta mark ^ 0x00004000 masquerade fully-random",
-        "ct state new ip daddr @cluster-ips reject comment \"a port that the Service does not have\"",
+        "\t\tip daddr @cluster-ips reject comment \"a port that the Service does not have\"",
     ] {
         assert!(text.contains(words), "{words}\n{text}");
     }
     let text = only(service(&[POD, FAR])).table(Family::Ip).to_string();
     assert!(text.contains("dnat ip to ip daddr . meta l4proto . th dport . numgen random mod 2 map @eps comment"), "{text}");
     assert!(text.contains("10.96.0.10 . tcp . 80 . 0x00000001 : 10.88.1.2 . 8080"), "{text}");
+    assert!(text.contains("\tset lb-2 {\n\t\ttype ipv4_addr . inet_proto . inet_service\n"), "{text}");
+    assert!(text.contains("ip daddr . meta l4proto . th dport @lb-2 goto lb-2 comment \"2 endpoints\""), "{text}");
+}
+
+/// How likely each place is, by what the rules of a chain say.
+fn likely(table: &Table, chain: &str, front: &[Value], first: u32) -> Vec<f64> {
+    let elements = &table.elements[frame::ENDPOINTS];
+    let taken = |n: u32| elements.contains_key(&Key::of(&[front, &[Value::Index(first + n)]].concat()));
+    let mut left = 1.0;
+    let mut all = vec![0.0; CLUSTER_AT.min(1 << 20) as usize];
+    let throws = table.chains[chain].rules.iter().flat_map(|rule| &rule.steps).filter_map(|step| match step {
+        Step::DnatMap { key, .. } => key.last(),
+        _ => None,
+    });
+    for throw in throws {
+        let Field::Random { modulus, offset } = throw else { panic!("{throw:?}") };
+        assert_eq!(*offset, first);
+        let hits = (0..*modulus).filter(|n| taken(*n)).inspect(|n| all[*n as usize] += left / f64::from(*modulus)).count();
+        left *= 1.0 - hits as f64 / f64::from(*modulus);
+    }
+    assert!(left < 1e-12, "{chain}: a packet may miss every throw");
+    all.retain(|chance| *chance > 0.0);
+    all
+}
+
+#[test]
+fn each_of_many_endpoints_is_as_likely_as_the_next_to_one_percent() {
+    let front = [Value::Address(ip(VIP)), Value::Protocol(6), Value::Port(80)];
+    for count in [1_u16, 2, 3, 15, 16, 17, 31, 32, 33, 48, 64, 65, 100, 127, 129, 1000] {
+        let all = (0..count).map(|n| crate::proxy::model::Endpoint {
+            ip: (0x0a80_0000 + u32::from(n)).to_be_bytes().into(),
+            port: 8080,
+            local: true,
+        });
+        let all: Vec<_> = all.collect();
+        let service = ServicePort { local: all.clone(), cluster: all, has_any: true, external_local: true, ..exposed(&[]) };
+        let table = only(service).table(Family::Ip);
+        let places = if count <= 16 { count } else { count.next_power_of_two() };
+        let lb = [Value::Address(ip(LB)), Value::Protocol(6), Value::Port(80)];
+        for (chain, front, first) in [("lb", front, 0), ("external-local", lb, 0), ("external-all", lb, CLUSTER_AT)] {
+            let chances = likely(&table, &format!("{chain}-{places}"), &front, first);
+            assert_eq!(chances.len(), usize::from(count));
+            let even = 1.0 / f64::from(count);
+            assert!(chances.iter().all(|chance| (chance / even - 1.0).abs() < 0.01), "{chain} {count}: {chances:?}");
+        }
+    }
+}
+
+#[test]
+fn what_many_services_look_up_is_bounded_whatever_numbers_of_endpoints_they_have() {
+    let service = |n: u16| {
+        let end = |i| crate::proxy::model::Endpoint { ip: [10, 88, 0, i].into(), port: 8080, local: i % 2 == 0 };
+        let all: Vec<_> = (0..n as u8).map(end).collect();
+        let local = all.iter().filter(|e| e.local).copied().collect();
+        let vip = Some([10, 96, 1, n as u8].into());
+        let (load_balancer_ips, node_port) = (vec![[203, 0, 113, n as u8].into()], Some(30_000 + n));
+        named(
+            ServicePort {
+                cluster_ip: vip,
+                load_balancer_ips,
+                node_port,
+                external_local: true,
+                cluster: all,
+                local,
+                has_any: true,
+                ..service(&[])
+            },
+            &format!("s{n}"),
+        )
+    };
+    let all: Vec<_> = (1..200).map(service).collect();
+    let mut layout = world(&all).layout(Family::Ip);
+    let table = layout.table();
+    let rules = |chain: &str| table.chains[chain].rules.len();
+    assert_eq!((rules("to-lb"), rules("to-external-all"), rules("to-nodeport-all")), (20, 20, 20));
+    assert_eq!((rules("to-external"), rules("to-nodeport")), (2 + 19, 2 + 19), "both lists' numbers beside each other");
+    // One that becomes another of a class that others use: elements only.
+    let changes = layout.change([], [ServicePort { node_port: Some(30_150), ..named(service(20), "s150") }]);
+    assert!(changes.keeps_structure());
+    let leads = |set: &&Name| table.sets[*set].data == DataSpec::Verdict;
+    assert_eq!(table.sets.keys().filter(leads).count(), 0, "no element leads to a chain");
 }

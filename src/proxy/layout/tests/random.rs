@@ -53,6 +53,11 @@ const V6: Places = Places {
     ranges: ["2001:db8:9::8/127", "2001:db8:9::9/128", "2001:db8::/64", "fd88::/48"],
 };
 
+/// Another pod of another node.
+fn crowd(v4: bool, n: u16) -> IpAddr {
+    if v4 { IpAddr::from([10, 88, 2, n as u8]) } else { IpAddr::from([0xfd88, 0, 0, 2, 0, 0, 0, n]) }
+}
+
 fn places(v4: bool) -> &'static Places {
     if v4 { &V4 } else { &V6 }
 }
@@ -73,7 +78,13 @@ fn subset(of: Vec<IpAddr>) -> impl Strategy<Value = Vec<IpAddr>> {
 fn service(v4: bool, number: usize) -> impl Strategy<Value = ServicePort> {
     let p = places(v4);
     let ips = |texts: &[&str]| texts.iter().map(|t| ip(t)).collect::<Vec<_>>();
-    let endpoints = subset(ips(&[&p.pods[..], &p.far, &p.nodes[..1]].concat()));
+    let few = subset(ips(&[&p.pods[..], &p.far, &p.nodes[..1]].concat()));
+    let endpoints = (few, prop_oneof![15 => Just(0), 1 => 0..66_u16]).prop_map(move |(few, more)| {
+        let mut all = few;
+        all.extend((0..more).map(|n| crowd(v4, n)));
+        all.sort();
+        all
+    });
     let external = ips(&[p.lbs[0], p.lbs[1], p.vips[0], p.loopback]);
     let reached = (
         0..p.vips.len(),
@@ -204,23 +215,28 @@ fn both<T: std::fmt::Debug, S: Strategy<Value = T> + 'static>(of: fn(bool) -> S)
     any::<bool>().prop_flat_map(of)
 }
 
-/// Everything that can become of the packet, by throwing every number.
+/// Everything that can become of the packet, by throwing every number. Where a number is thrown
+/// again, it leads where another one does.
 fn outcome(world: &World, table: &Table, sent: &Sent) -> Expected {
     let packet = world.packet(&sent.from.to_string(), &sent.to.to_string(), sent.protocol, sent.port);
-    let mut seen = Vec::new();
-    let mut numbers = 1;
-    while seen.len() < numbers as usize {
-        let (trace, asked) = world.walk_counted(table, packet, seen.len() as u32);
-        numbers = asked.unwrap_or(1);
+    let (mut seen, mut again) = (Vec::new(), Vec::new());
+    let (mut numbers, mut dice) = (1, 0);
+    while dice < numbers {
+        let (trace, asked) = world.walk_counted(table, packet, dice);
+        numbers = asked.first().copied().unwrap_or(1);
         match trace.end {
             End::Dropped => return Expected::Dropped,
             End::Rejected(_) => return Expected::Rejected,
             End::Delivered | End::Sent(_) => {
-                seen.push((trace.packet.destination, trace.packet.destination_port, trace.masqueraded));
+                let to = (trace.packet.destination, trace.packet.destination_port, trace.masqueraded);
+                if asked.len() < 2 { seen.push(to) } else { again.push(to) }
             }
         }
+        dice += 1;
     }
     seen.sort();
+    assert!(again.iter().all(|to| seen.binary_search(to).is_ok()), "{again:?}");
+    assert!(again.len() < seen.len(), "more than half of the numbers are somebody's");
     Expected::To(seen)
 }
 

@@ -149,9 +149,9 @@ impl World {
         self.walk_counted(table, packet, dice).0
     }
 
-    /// … and of how many numbers the die has to throw one.
-    pub fn walk_counted(&self, table: &Table, packet: Packet, dice: u32) -> (Trace, Option<u32>) {
-        let asked = std::cell::Cell::new(None);
+    /// … and the numbers of which the die had to throw one, each time that it was thrown.
+    pub fn walk_counted(&self, table: &Table, packet: Packet, dice: u32) -> (Trace, Vec<u32>) {
+        let asked = std::cell::RefCell::new(Vec::new());
         let from = match packet.source {
             ip if is_node(ip) || ip.is_loopback() => Origin::Host,
             ip if is_here(ip) => Origin::Interface("coracle0".into()),
@@ -163,13 +163,13 @@ impl World {
             is_local: &is_node,
             route: &route,
             random: &|modulus| {
-                asked.set(Some(modulus));
+                asked.borrow_mut().push(modulus);
                 dice % modulus
             },
             remembered: &self.remembered,
             nameless: self.nameless,
         };
-        (trace(table, &scene, packet).unwrap(), asked.get())
+        (trace(table, &scene, packet).unwrap(), asked.into_inner())
     }
 
     /// Where TCP connections go, as words: the endpoints in the order of the dice, `masq` where the
