@@ -7,6 +7,9 @@ use std::time::{Duration, Instant};
 use coracle::proxy::apply::{Keeper, Reach};
 use coracle::proxy::layout::{Ground, Layout};
 use coracle::proxy::model::{Endpoint, L4, NodeFacts, NodePortAddresses, ServicePort, ServicePortName};
+use coracle::proxy::table::acts::plan_changes;
+use coracle::proxy::table::changes::Changes;
+use coracle::proxy::table::encode::encode;
 use coracle::proxy::table::ir::Family;
 use coracle::sys::netns;
 use nix::time::{ClockId, clock_gettime};
@@ -79,6 +82,21 @@ fn middle(times: &mut [Duration]) -> Duration {
     times[times.len() / 2]
 }
 
+/// What of a change is our own work: acts and messages.
+fn encoded(keeper: &Keeper, changes: &Changes) -> Duration {
+    let held = keeper.held().unwrap().clone();
+    let began = cpu();
+    let mut after = None;
+    if !changes.keeps_structure() {
+        let (sets, chains) = (changes.sets.clone(), changes.chains.clone());
+        let next = after.insert(held.clone());
+        Changes { sets, chains, ..Changes::default() }.apply_to(next);
+    }
+    let acts = plan_changes(&held, after.as_ref().unwrap_or(&held), changes);
+    std::hint::black_box(encode(held.family, &held.name, &acts.main).batch.len());
+    cpu() - began
+}
+
 /// One Service now like this, now like that: what each way costs.
 fn measured(names: [&str; 2], services: u32, layout: &mut Layout, keeper: &mut Keeper, states: [Option<ServicePort>; 2]) {
     let name = states.iter().flatten().next().unwrap().name.clone();
@@ -88,11 +106,12 @@ fn measured(names: [&str; 2], services: u32, layout: &mut Layout, keeper: &mut K
         let gone = if states[turn % 2].is_none() { Some(&name) } else { None };
         let changes = layout.change(gone, states[turn % 2].clone());
         let planned = cpu();
-        let wall = Instant::now();
+        let ours = encoded(keeper, &changes);
+        let (wall, spent) = (Instant::now(), cpu());
         assert!(!changes.is_empty() && keeper.change(&changes).is_some(), "{name}");
         let [plan, kernel, seen] = &mut times[turn % 2];
         plan.push(planned - began);
-        kernel.push(cpu() - planned);
+        kernel.push((cpu() - spent).saturating_sub(ours));
         seen.push(wall.elapsed());
     }
     for (what, [mut plan, mut kernel, mut seen]) in names.into_iter().zip(times) {

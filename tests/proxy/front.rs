@@ -175,7 +175,7 @@ fn an_edited_table_is_whole_again_within_two_seconds_whoever_goes_on_editing() {
             "delete table ip6 prx",
             "flush set ip prx lb-3",
             "flush chain ip prx to-lb",
-            "delete element ip prx eps { 10.96.0.7 . tcp . 80 . 1 }",
+            "delete element ip prx lb-3-eps { 10.96.0.7 . tcp . 80 . 1 }",
             "add rule ip prx services drop",
             "flush map ip prx hostports",
         ] {

@@ -230,7 +230,7 @@ fn everything_goes_where_the_tracer_says(places: &Places) {
             "goto lb-3",
             "@nodeport-all-32 goto nodeport-all-32",
             "test/s1:p",
-            "numgen random mod 3 offset 16777216",
+            "numgen random mod 3 map @external-all-3-eps",
             "fully-random",
             "@fw-sources",
             "update @aff-",
@@ -327,7 +327,7 @@ fn on_this_host(ground: &Ground, places: &Places, table: &Table) {
     let other = if ip(places.node).is_ipv4() { V6.node } else { V4.node };
     assert!(matches!(ask(Some(other), (places.vip)(8)), Err(WayError::Families { .. })));
     // Somebody took an endpoint out.
-    ground.node.run(|| Nft::host().must(&["flush", "map", table.family.name(), "tp", "nodeport-eps"]));
+    ground.node.run(|| Nft::host().must(&["flush", "map", table.family.name(), "tp", "nodeport-3-eps"]));
     assert!(ask(None, (places.vip)(8)).unwrap().to_string().contains("elements of the kernel's table are not as they should be"));
     load(ground, table);
 }

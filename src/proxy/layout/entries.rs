@@ -1,28 +1,28 @@
-//! What Services share: sets of the places that lead to as many endpoints, and for each a chain
-//! that chooses one by number.
+//! What Services share: sets of the places that lead to as many endpoints, for each a chain that
+//! chooses one by number, and the map that says which that is.
 //!
-//! A set says how many endpoints there are and by which policy, the maps say which: so a change
-//! of a Service's endpoints changes elements only, and 10,000 Services share a few dozen chains.
-//! No element leads to a chain (but those of sessionAffinity): a transaction that adds one makes
-//! the kernel walk every map that leads to chains, with all Services in it.
+//! A change of a Service's endpoints changes elements only, and 10,000 Services share a few dozen
+//! chains. What it must not do is make the kernel walk all Services, as two things would:
+//!
+//! - An element that leads to a chain: the transaction that adds one walks every map that leads to
+//!   chains. So none does, but those of sessionAffinity; rules lead from sets to chains.
+//! - A new rule that looks into a map: all elements of that map are walked. So each chain has its
+//!   own map, that comes and goes with it.
 //!
 //! Each set is one look-up for each new connection, so there are not many: one for each number of
 //! endpoints up to [`EXACT`], beyond that one for each power of two. There a chain throws among as
 //! many places as the power of two, more than half of which are taken, again while it hits an empty
 //! one, at last among the lower half, all taken: each endpoint is as likely as the next to 0.5 %.
 //!
-//! Endpoints stand in the maps from index 0 on; those that external traffic of policy Local uses
-//! for pods and the node itself (policy Cluster's) from [`CLUSTER_AT`] on.
-//!
 //! Invariant: a name says all that is in a set's and a chain's rules.
 #![deny(clippy::disallowed_methods)]
 
 use super::super::table::ir::{Chain, Field, Name, Rule, SetSpec, Step, Type, Verdict};
-use super::frame::{ENDPOINTS, MASQUERADE_MARK, NODE_PORT_ENDPOINTS, PORT, VIP};
+use super::frame::{MASQUERADE_MARK, PORT, VIP};
 use super::ground::Ground;
 
-/// Index of the first endpoint of policy Cluster beside those of policy Local.
-pub const CLUSTER_AT: u32 = 1 << 24;
+/// Endpoints of one place beyond these are left out.
+pub const MOST: usize = 1 << 24;
 
 /// Up to here a chain is for one number of endpoints.
 pub const EXACT: u32 = 16;
@@ -84,7 +84,7 @@ impl Place {
 
 impl Entry {
     pub fn of(place: Place, among: Among, endpoints: usize) -> Entry {
-        let count = u32::try_from(endpoints).unwrap_or(u32::MAX).min(CLUSTER_AT);
+        let count = endpoints.min(MOST) as u32;
         Entry { place, among, places: if count <= EXACT { count } else { count.next_power_of_two() } }
     }
     /// Of Services with sessionAffinity.
@@ -105,9 +105,20 @@ impl Entry {
         .into()
     }
 
+    /// The map from places and numbers to endpoints.
+    pub fn endpoints(self) -> Name {
+        format!("{}-eps", self.name()).into()
+    }
+
     pub(super) fn set(self) -> SetSpec {
         let key: Vec<Type> = self.place.key().iter().map(|field| field.kind()).collect();
         if self.among == Among::Own { SetSpec::verdict_map(&key) } else { SetSpec::set(&key) }
+    }
+
+    /// None: each Service has its own, or there is nobody.
+    pub(super) fn map(self) -> Option<SetSpec> {
+        let key = self.place.key().iter().map(|field| field.kind()).chain([Type::Index]);
+        (self.places > 0).then(|| SetSpec::map(&key.collect::<Vec<_>>(), &[Type::Address, Type::Port]))
     }
 
     /// What leads from the set to the chain.
@@ -126,33 +137,31 @@ impl Entry {
 
     /// None: each Service has its own.
     pub(super) fn chain(self, ground: &Ground) -> Option<Chain> {
-        let (mut rules, first) = match (self.place, self.among) {
+        let mut rules = match (self.place, self.among) {
             (_, Among::Own) => return None,
-            (Place::ClusterIp, _) => (from_others(ground), 0),
-            (_, Among::Any) => (vec![Rule::new("external traffic", vec![Step::MarkOr { bits: MASQUERADE_MARK }])], 0),
-            (_, Among::Inside) => (from_node(ground), CLUSTER_AT),
-            (_, Among::Here) => (Vec::new(), 0),
+            (Place::ClusterIp, _) => from_others(ground),
+            (_, Among::Any) => vec![Rule::new("external traffic", vec![Step::MarkOr { bits: MASQUERADE_MARK }])],
+            (_, Among::Inside) => from_node(ground),
+            (_, Among::Here) => Vec::new(),
         };
         if self.places == 0 {
             rules.push(nobody_here());
         } else {
-            rules.extend(self.choose(first));
+            rules.extend(self.choose());
         }
         Some(Chain { base: None, rules })
     }
 
-    fn choose(self, first: u32) -> Vec<Rule> {
+    fn choose(self) -> Vec<Rule> {
         let throw = |comment, modulus| {
-            let map = if self.place == Place::NodePort { NODE_PORT_ENDPOINTS } else { ENDPOINTS };
-            let key = self.place.key().iter().copied().chain([Field::Random { modulus, offset: first }]).collect();
-            Rule::new(comment, vec![Step::DnatMap { key, map: map.into() }])
+            let key = self.place.key().iter().copied().chain([Field::Random { modulus, offset: 0 }]).collect();
+            Rule::new(comment, vec![Step::DnatMap { key, map: self.endpoints() }])
         };
-        if self.places <= EXACT {
-            return vec![throw("any endpoint", self.places)];
-        }
         let mut rules = vec![throw("any endpoint", self.places)];
-        rules.resize(THROWS, throw("that place was empty: another", self.places));
-        rules.push(throw("of those that are taken for sure", self.places / 2));
+        if self.places > EXACT {
+            rules.resize(THROWS, throw("that place was empty: another", self.places));
+            rules.push(throw("of those that are taken for sure", self.places / 2));
+        }
         rules
     }
 }

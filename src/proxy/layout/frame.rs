@@ -33,10 +33,6 @@ use super::dispatch;
 use super::entries::Place;
 use super::ground::{Ground, NodePorts};
 
-/// Address, protocol, port of a Service and index → endpoint.
-pub const ENDPOINTS: &str = "eps";
-/// Protocol and port of the node and index → endpoint.
-pub const NODE_PORT_ENDPOINTS: &str = "nodeport-eps";
 /// Protocol and port of NodePorts that lead somewhere.
 pub const NODE_PORTS: &str = "nodeports";
 /// The node's addresses that take NodePorts, where not all do.
@@ -139,11 +135,9 @@ fn unserved((without, dropped): (&str, &str), key: &[Field], where_: &[Step]) ->
 }
 
 fn sets(ground: &Ground) -> Vec<(&'static str, SetSpec)> {
-    use Type::{Address, Index, Port, Protocol};
+    use Type::{Address, Port, Protocol};
     let mut sets = vec![
-        (ENDPOINTS, SetSpec::map(&[Address, Protocol, Port, Index], &[Address, Port])),
         (NODE_PORTS, SetSpec::set(&[Protocol, Port])),
-        (NODE_PORT_ENDPOINTS, SetSpec::map(&[Protocol, Port, Index], &[Address, Port])),
         (WITHOUT, SetSpec::set(&[Address, Protocol, Port])),
         (DROPPED, SetSpec::set(&[Address, Protocol, Port])),
         (NODE_PORTS_WITHOUT, SetSpec::set(&[Protocol, Port])),

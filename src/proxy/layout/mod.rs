@@ -147,6 +147,7 @@ impl Layout {
         }
         for entry in self.shared.entries.keys() {
             table.sets.insert(entry.name(), entry.set());
+            table.sets.extend(entry.map().map(|map| (entry.endpoints(), map)));
             table.chains.extend(entry.chain(&self.ground).map(|chain| (entry.name(), chain)));
         }
         for place in Place::ALL {
@@ -199,6 +200,7 @@ impl Layout {
             if let [side] = sides[..] {
                 changed.insert(entry.place);
                 draft.set(entry.name(), entry.set(), side);
+                entry.map().into_iter().for_each(|map| draft.set(entry.endpoints(), map, side));
                 entry.chain(&self.ground).into_iter().for_each(|chain| draft.chain(entry.name(), chain, side));
             }
         }

@@ -13,7 +13,7 @@ use super::super::model::{Endpoint, ServicePort};
 use super::super::table::ir::{Element, Key, Name, Value, Verdict};
 use super::super::table::ranges;
 use super::affinity;
-use super::entries::{Among, CLUSTER_AT, Entry, Place};
+use super::entries::{Among, Entry, MOST, Place};
 use super::frame;
 use super::fronts::{Front, Kind};
 use super::ground::Ground;
@@ -24,6 +24,8 @@ use crate::api::cidr::Cidr;
 pub(super) enum SetName {
     /// There while something is in it.
     Of(Entry),
+    /// Its endpoints.
+    Endpoints(Entry),
     /// Always there, or while the firewall is.
     Fixed(&'static str),
 }
@@ -32,6 +34,7 @@ impl SetName {
     pub fn name(self) -> Name {
         match self {
             SetName::Of(entry) => entry.name(),
+            SetName::Endpoints(entry) => entry.endpoints(),
             SetName::Fixed(name) => name.into(),
         }
     }
@@ -71,12 +74,12 @@ pub(super) fn part(ground: &Ground, service: &ServicePort, (front, kind): (&Fron
             }
             None => {
                 let among = if is_local && !internal { Among::Here } else { Among::Any };
-                put(SetName::Of(Entry::of(place, among, list.len())), front.key(), named());
-                if !beside.is_empty() {
-                    put(SetName::Of(Entry::of(place, Among::Inside, beside.len())), front.key(), named());
+                let inside = (!beside.is_empty()).then_some((Among::Inside, beside));
+                for (among, list) in [(among, list.as_slice())].into_iter().chain(inside) {
+                    let entry = Entry::of(place, among, list.len());
+                    put(SetName::Of(entry), front.key(), named());
+                    endpoints(front, list).for_each(|(key, element)| put(SetName::Endpoints(entry), key, element));
                 }
-                let all = endpoints(front, list, 0).chain(endpoints(front, beside, CLUSTER_AT));
-                all.for_each(|(set, key, element)| put(set, key, element));
             }
         }
         if place == Place::NodePort {
@@ -103,15 +106,11 @@ pub(super) fn part(ground: &Ground, service: &ServicePort, (front, kind): (&Fron
     part
 }
 
-fn endpoints(front: &Front, list: &[Endpoint], first: u32) -> impl Iterator<Item = Placed> {
+fn endpoints(front: &Front, list: &[Endpoint]) -> impl Iterator<Item = (Key, Element)> {
     let values = front.values();
-    let map = match front {
-        Front::Address(..) => frame::ENDPOINTS,
-        Front::NodePort(..) => frame::NODE_PORT_ENDPOINTS,
-    };
-    list.iter().take(CLUSTER_AT as usize).zip(first..).map(move |(endpoint, index)| {
+    list.iter().take(MOST).zip(0..).map(move |(endpoint, index)| {
         let key: Vec<Value> = values.iter().copied().chain([Value::Index(index)]).collect();
-        (SetName::Fixed(map), Key::of(&key), Element::values(&[Value::Address(endpoint.ip), Value::Port(endpoint.port)]))
+        (Key::of(&key), Element::values(&[Value::Address(endpoint.ip), Value::Port(endpoint.port)]))
     })
 }
 

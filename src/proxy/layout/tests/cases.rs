@@ -3,7 +3,6 @@
 
 use std::time::Duration;
 
-use super::super::entries::CLUSTER_AT;
 use super::super::frame;
 use super::world::*;
 use crate::proxy::model::{Cidr, HostPortWant, L4, NodePortAddresses, ServicePort, ServicePortName};
@@ -352,10 +351,10 @@ fn another_endpoint_changes_elements_only() {
     let chains: Vec<&str> = changes.chains.keys().map(|n| &**n).collect();
     let gone = ["external-2", "external-3", "lb-3", "nodeport-2", "nodeport-3", "to-external", "to-lb", "to-nodeport"];
     assert_eq!(chains, gone, "and the chains that lead to them");
-    assert_eq!(changes.sets.keys().map(|n| &**n).collect::<Vec<_>>(), gone[..5]);
-    assert_eq!(changes.elements["lb-2"].len(), 1);
-    assert_eq!(changes.elements["external-2"].len(), 2);
-    assert_eq!(changes.elements[frame::ENDPOINTS].len(), 3);
+    let sets: Vec<String> = gone[..5].iter().flat_map(|name| [name.to_string(), format!("{name}-eps")]).collect();
+    assert_eq!(changes.sets.keys().map(|n| n.to_string()).collect::<Vec<_>>(), sets);
+    assert_eq!((changes.elements["lb-2"].len(), changes.elements["lb-2-eps"].len()), (1, 2));
+    assert_eq!((changes.elements["external-2"].len(), changes.elements["external-2-eps"].len()), (2, 4));
 }
 
 #[test]
@@ -387,7 +386,7 @@ fn a_hundred_thousand_endpoints_and_ten_thousand_ports_are_planned_in_one_go() {
     let world = world(&services);
     let mut layout = world.layout(Family::Ip);
     let table = layout.table();
-    assert_eq!(table.elements[frame::ENDPOINTS].len(), 110_000);
+    assert_eq!((table.elements["lb-131072-eps"].len(), table.elements["lb-1-eps"].len()), (100_000, 10_000));
     assert_eq!(table.elements[frame::CLUSTER_IPS].len(), 1);
     assert!(table.chains.len() < 20, "ports share chains");
     assert_eq!(layout.change([&services[7].name], []).element_count(), 2);
@@ -405,7 +404,7 @@ fn a_trace_tells_rule_service_endpoint_and_end() {
         "output to-external 2: this node: jump to-external-all",
         "output to-external-all 1: 2 endpoints: @external-all-2 (shop/web:http) goto external-all-2",
         "output external-all-2 1: from this node: goes on",
-        "output external-all-2 2: any endpoint: @eps to 10.88.1.2:8080",
+        "output external-all-2 2: any endpoint: @external-all-2-eps to 10.88.1.2:8080",
         "output outgoing 1: what begins and nobody serves: jump refuse",
         "postrouting postrouting 1: answers have to come back through this node: masquerade",
         "to 10.88.1.2:8080 by eth0, source masqueraded",
@@ -431,30 +430,28 @@ fn the_plan_is_printed_in_nfts_words() {
         assert!(text.contains(words), "{words}\n{text}");
     }
     let text = only(service(&[POD, FAR])).table(Family::Ip).to_string();
-    assert!(text.contains("dnat ip to ip daddr . meta l4proto . th dport . numgen random mod 2 map @eps comment"), "{text}");
+    assert!(text.contains("dnat ip to ip daddr . meta l4proto . th dport . numgen random mod 2 map @lb-2-eps comment"), "{text}");
     assert!(text.contains("10.96.0.10 . tcp . 80 . 0x00000001 : 10.88.1.2 . 8080"), "{text}");
     assert!(text.contains("\tset lb-2 {\n\t\ttype ipv4_addr . inet_proto . inet_service\n"), "{text}");
     assert!(text.contains("ip daddr . meta l4proto . th dport @lb-2 goto lb-2 comment \"2 endpoints\""), "{text}");
 }
 
 /// How likely each place is, by what the rules of a chain say.
-fn likely(table: &Table, chain: &str, front: &[Value], first: u32) -> Vec<f64> {
-    let elements = &table.elements[frame::ENDPOINTS];
-    let taken = |n: u32| elements.contains_key(&Key::of(&[front, &[Value::Index(first + n)]].concat()));
+fn likely(table: &Table, chain: &str, front: &[Value]) -> Vec<f64> {
+    let elements = &table.elements[&*format!("{chain}-eps")];
+    let taken = |n: u32| elements.contains_key(&Key::of(&[front, &[Value::Index(n)]].concat()));
     let mut left = 1.0;
-    let mut all = vec![0.0; CLUSTER_AT.min(1 << 20) as usize];
+    let mut all = vec![0.0; elements.len()];
     let throws = table.chains[chain].rules.iter().flat_map(|rule| &rule.steps).filter_map(|step| match step {
         Step::DnatMap { key, .. } => key.last(),
         _ => None,
     });
     for throw in throws {
-        let Field::Random { modulus, offset } = throw else { panic!("{throw:?}") };
-        assert_eq!(*offset, first);
+        let Field::Random { modulus, offset: 0 } = throw else { panic!("{throw:?}") };
         let hits = (0..*modulus).filter(|n| taken(*n)).inspect(|n| all[*n as usize] += left / f64::from(*modulus)).count();
         left *= 1.0 - hits as f64 / f64::from(*modulus);
     }
     assert!(left < 1e-12, "{chain}: a packet may miss every throw");
-    all.retain(|chance| *chance > 0.0);
     all
 }
 
@@ -472,8 +469,8 @@ fn each_of_many_endpoints_is_as_likely_as_the_next_to_one_percent() {
         let table = only(service).table(Family::Ip);
         let places = if count <= 16 { count } else { count.next_power_of_two() };
         let lb = [Value::Address(ip(LB)), Value::Protocol(6), Value::Port(80)];
-        for (chain, front, first) in [("lb", front, 0), ("external-local", lb, 0), ("external-all", lb, CLUSTER_AT)] {
-            let chances = likely(&table, &format!("{chain}-{places}"), &front, first);
+        for (chain, front) in [("lb", front), ("external-local", lb), ("external-all", lb)] {
+            let chances = likely(&table, &format!("{chain}-{places}"), &front);
             assert_eq!(chances.len(), usize::from(count));
             let even = 1.0 / f64::from(count);
             assert!(chances.iter().all(|chance| (chance / even - 1.0).abs() < 0.01), "{chain} {count}: {chances:?}");
