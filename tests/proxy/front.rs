@@ -135,6 +135,56 @@ fn services_of_an_earlier_agent_stay_until_somebody_says_which_there_are() {
     .unwrap();
 }
 
+/// What an earlier coracle laid out: an element of one map led each Service to its chain.
+const EARLIER: &str = "table ip prx {
+    map svc { type ipv4_addr . inet_proto . inet_service : verdict
+        elements = { 10.96.0.1 . tcp . 80 : goto lb-2, 10.96.0.2 . tcp . 80 : goto lb-3 } }
+    map eps { typeof ip daddr . meta l4proto . th dport . numgen random mod 2 : ip daddr . th dport
+        elements = { 10.96.0.1 . tcp . 80 . 0 : 10.88.1.0 . 8080, 10.96.0.1 . tcp . 80 . 1 : 10.88.1.1 . 8080 } }
+    map nodeports { type inet_proto . inet_service : verdict
+        elements = { tcp . 30001 : goto lb-2 } }
+    map noep { type ipv4_addr . inet_proto . inet_service : verdict
+        elements = { 10.96.0.9 . tcp . 80 : goto no-endpoint } }
+    chain lb-2 { dnat ip to ip daddr . meta l4proto . th dport . numgen random mod 2 map @eps; }
+    chain lb-3 { dnat ip to ip daddr . meta l4proto . th dport . numgen random mod 3 map @eps; }
+    chain no-endpoint { reject; }
+    chain services {
+        ip daddr . meta l4proto . th dport vmap @svc
+        meta l4proto . th dport vmap @nodeports; }
+    chain prerouting { type nat hook prerouting priority dstnat; jump services; }
+    chain forward { type filter hook forward priority filter; ct state new ip daddr . meta l4proto . th dport vmap @noep; }
+}";
+
+#[test]
+fn a_table_of_an_earlier_layout_becomes_ours() {
+    if !able() {
+        return;
+    }
+    let wanted = || come(vec![service(1, 2), service(2, 3), service(3, 0), service(4, 40)]);
+    let fresh = netns::throw_away(|| {
+        let room = Room::new();
+        let proxy = room.proxy();
+        proxy.know_pods(BTreeMap::from([("a".to_owned(), pod(5, 8080))])).unwrap();
+        proxy.change_services(wanted(), come(vec![])).unwrap();
+        proxy.ensure().unwrap();
+        ruleset()
+    })
+    .unwrap();
+    netns::throw_away(|| {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), EARLIER).unwrap();
+        Nft::host().must(&["-f", file.path().to_str().unwrap()]);
+        let room = Room::new();
+        let proxy = room.proxy();
+        proxy.know_pods(BTreeMap::from([("a".to_owned(), pod(5, 8080))])).unwrap();
+        proxy.ensure().unwrap();
+        proxy.change_services(wanted(), come(vec![])).unwrap();
+        assert_eq!(ruleset(), fresh, "nothing of it is left");
+        assert_eq!(proxy.refused(), [""; 0]);
+    })
+    .unwrap();
+}
+
 #[test]
 fn a_pod_that_goes_makes_no_table() {
     if !able() {

@@ -14,7 +14,7 @@ use crate::proxy::lacks::{self, Feature};
 use crate::proxy::table::changes::Changes;
 use crate::proxy::table::needs::Need;
 use crate::sys::chain::chain;
-use crate::sys::failpoint;
+use crate::sys::{failpoint, process};
 
 const RETRY: Duration = Duration::from_secs(1);
 const RETRY_MOST: Duration = Duration::from_secs(60);
@@ -91,6 +91,8 @@ impl Owner {
                     if !there {
                         reached("proxy.table.install", family.name())?;
                     }
+                    // The table was much larger than what stays.
+                    process::trim_heap();
                     // What we keep is in the journal, also after that was lost.
                     self.effects.done(&effect).map_err(ProxyError::Store)?;
                     return Ok(done);

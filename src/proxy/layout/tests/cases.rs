@@ -452,6 +452,8 @@ fn likely(table: &Table, chain: &str, front: &[Value]) -> Vec<f64> {
         left *= 1.0 - hits as f64 / f64::from(*modulus);
     }
     assert!(left < 1e-12, "{chain}: a packet may miss every throw");
+    // The map has other places too.
+    all.retain(|chance| *chance > 0.0);
     all
 }
 
