@@ -97,6 +97,12 @@ impl Places {
         }
     }
 
+    /// With so many endpoints at one address.
+    fn crowd(&self, number: u16, endpoints: u16) -> ServicePort {
+        let end = |n| Endpoint { ip: ip(self.far), port: 9000 + n, local: false };
+        ServicePort { cluster: (0..endpoints).map(end).collect(), has_any: true, ..self.service(number, &[]) }
+    }
+
     /// One Service a row of the list that the layout's header points to.
     fn services(&self) -> Vec<ServicePort> {
         let [a, b] = self.pods;
@@ -121,6 +127,8 @@ impl Places {
             ServicePort { protocol: L4::Udp, ..of(9, &[]) },
             // Thrown for among 32 places.
             ServicePort { external_local: true, node_port: Some(30010), ..of(10, &all.repeat(7)) },
+            // More than are told one by one.
+            self.crowd(11, 150),
         ]
     }
 
@@ -324,6 +332,8 @@ fn on_this_host(ground: &Ground, places: &Places, table: &Table) {
     let own = ask(None, (places.vip)(8)).unwrap();
     assert_eq!(own.all[0].packet.destination, ip(places.pods[0]));
     assert!(own.to_string().contains("@lb-1 (test/s8:p) goto lb-1"), "{own}");
+    let crowd = ask(None, (places.vip)(11)).unwrap();
+    assert_eq!((crowd.all.len(), crowd.more), (100, 50), "150 endpoints, thrown for among 256 places");
     let other = if ip(places.node).is_ipv4() { V6.node } else { V4.node };
     assert!(matches!(ask(Some(other), (places.vip)(8)), Err(WayError::Families { .. })));
     // Somebody took an endpoint out.
