@@ -180,6 +180,13 @@ fn cost_of_changes_loads_and_looks() {
             let mut both = |names, states| measured(names, services, &mut layout, &mut keeper, states);
             both(["20 numbers in use: 3 endpoints to 2", "… 2 to 3"], [like(2), like(3)]);
             both(["20 numbers in use: to 140, the first", "… to 3, the last with 140"], [like(140), like(3)]);
+            // These have chains of their own, that elements lead to.
+            let sticky = |n| ServicePort { affinity: Some(Duration::from_secs(10_800)), ..service(50_000 + n, 3) };
+            assert!(keeper.change(&layout.change([], (0..services / 10).map(sticky))).is_some());
+            let mut both = |names, states| measured(names, services, &mut layout, &mut keeper, states);
+            both(["a tenth more with sessionAffinity: 3 endpoints to 2", "… 2 to 3"], [like(2), like(3)]);
+            both(["… to 21, the first", "… to 3, the last with 21"], [like(21), like(3)]);
+            both(["… one with sessionAffinity removed", "… added"], [None, Some(sticky(0))]);
         })
         .unwrap();
     }

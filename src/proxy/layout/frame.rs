@@ -3,12 +3,11 @@
 //! ```text
 //! prerouting, output       nat dstnat     jump services
 //! services                 to loopback: return
-//!                          ip daddr @cluster-ips: jump to-lb             ┐
-//!                          ip daddr @external-ips: jump to-external      │
-//!                          not to this node: return                      │ these chains are the
-//!                          dnat to … map @hostip-hostports, @hostports   │ dispatch's
-//!                          [ip daddr @nodeport-ips]                      │
-//!                          meta l4proto . th dport @nodeports: goto to-nodeport
+//!                          ip daddr @cluster-ips: jump to-lb (these chains: dispatch.rs)
+//!                          ip daddr @external-ips: jump to-external
+//!                          not to this node: return
+//!                          dnat to … map @hostip-hostports, @hostports
+//!                          [ip daddr @nodeport-ips] meta l4proto . th dport @nodeports: goto to-nodeport
 //! forward, outgoing        filter         new: jump refuse
 //! input                    filter         new: jump refuse-input
 //! refuse                   … @noep reject, … @noep-drop drop
