@@ -1,8 +1,8 @@
 //! `coracle image make-demo` and `coracle demo`: an image made from this binary, and the small
 //! programs that run in it. `make demo` and the tests need no other image then.
 
-use std::io::{BufRead, BufReader, Write};
-use std::net::{TcpListener, TcpStream};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::path::Path;
 use std::time::Duration;
 
@@ -31,14 +31,15 @@ const EXIT: Flag = Flag { long: "exit", short: None, value: Some("CODE"), help: 
 
 pub const DEMO: Verb = Verb {
     name: "demo",
-    operands: Operands { text: "web|lines|write", min: 1, max: 3 },
+    operands: Operands { text: "web|fetch|lines|write", min: 1, max: 3 },
     command: false,
     summary: "",
-    about: "What the demo image runs. `web` answers HTTP with a line about itself (and the file INDEX, if given). `lines` \
-            prints lines and exits. `write FILE TEXT` writes a file. All end at SIGTERM.",
+    about: "What the demo image runs. `web` answers HTTP with a line about itself (and the file INDEX, if given). `fetch HOST:PORT` \
+            asks such a one and prints its answer. `lines` prints lines and exits. `write FILE TEXT` writes a file. All end at SIGTERM.",
     flags: &[&PORT, &COUNT, &EVERY, &EXIT],
     examples: &[
         "coracle demo web --port 8080",
+        "coracle demo fetch web:80",
         "coracle demo lines --count 5 --exit 3",
         "coracle demo write /data/index.html hello",
     ],
@@ -55,6 +56,7 @@ fn demo(given: &Given) -> Result<Exit, CliError> {
     end_at_sigterm().map_err(|e| CliError::because("cannot wait for signals", e))?;
     match given.operand(0)? {
         Some("web") => web(given.parse(&PORT, "a port")?.unwrap_or(8080), given.operand(1)?.map(Path::new)),
+        Some("fetch") => fetch(given.operand(1)?.ok_or_else(|| CliError::Usage("fetch needs HOST:PORT".into()))?),
         Some("lines") => lines(given),
         Some("write") => {
             let (Some(path), Some(text)) = (given.operand(1)?.map(Path::new), given.operand(2)?) else {
@@ -63,7 +65,7 @@ fn demo(given: &Given) -> Result<Exit, CliError> {
             std::fs::write(path, format!("{text}\n")).map_err(CliError::io("write", path))?;
             Ok(Exit::Ok)
         }
-        _ => Err(CliError::Usage("expected web, lines or write".into())),
+        _ => Err(CliError::Usage("expected web, fetch, lines or write".into())),
     }
 }
 
@@ -101,7 +103,7 @@ fn web(port: u16, index: Option<&Path>) -> Result<Exit, CliError> {
 
 fn answer(mut stream: TcpStream, host: &str, served: u64, index: Option<&Path>) -> std::io::Result<String> {
     stream.set_read_timeout(Some(Duration::from_secs(5)))?;
-    let mut reader = BufReader::new(std::io::Read::take(stream.try_clone()?, 16 * 1024));
+    let mut reader = BufReader::new(stream.try_clone()?.take(16 * 1024));
     let mut request = String::new();
     reader.read_line(&mut request)?;
     let mut line = String::new();
@@ -114,6 +116,30 @@ fn answer(mut stream: TcpStream, host: &str, served: u64, index: Option<&Path>) 
     }
     write!(stream, "HTTP/1.1 200 OK\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{body}", body.len())?;
     Ok(request.split(' ').nth(1).unwrap_or("?").chars().filter(|c| !c.is_control()).take(100).collect())
+}
+
+/// Exit code 1 where nobody answers within 3 s.
+fn fetch(host: &str) -> Result<Exit, CliError> {
+    const PATIENCE: Duration = Duration::from_secs(3);
+    let no_answer = |e: std::io::Error| CliError::because(format!("no answer from {host}"), e);
+    let addresses: Vec<SocketAddr> = host.to_socket_addrs().map_err(no_answer)?.collect();
+    let mut last = std::io::Error::from(std::io::ErrorKind::NotFound);
+    for address in addresses {
+        let mut stream = match TcpStream::connect_timeout(&address, PATIENCE) {
+            Ok(stream) => stream,
+            Err(error) => {
+                last = error;
+                continue;
+            }
+        };
+        stream.set_read_timeout(Some(PATIENCE)).map_err(no_answer)?;
+        write!(stream, "GET / HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n").map_err(no_answer)?;
+        let mut answer = String::new();
+        stream.take(64 * 1024).read_to_string(&mut answer).map_err(no_answer)?;
+        print!("{}", answer.split_once("\r\n\r\n").map_or(answer.as_str(), |(_, body)| body));
+        return Ok(Exit::Ok);
+    }
+    Err(no_answer(last))
 }
 
 fn lines(given: &Given) -> Result<Exit, CliError> {
