@@ -4,11 +4,14 @@
 //! (bridge, cgroup, nftables table). An agent with its own `--root` and no `--instance` gets an
 //! instance name derived from the root, so two agents never share a name by accident.
 
+pub mod proxying;
+
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use crate::api::cidr::Cidr;
 use crate::api::quantity::Quantity;
+use proxying::Proxying;
 
 /// Everything that `coracle agent` can be told.
 #[derive(Clone, Debug, PartialEq)]
@@ -44,6 +47,7 @@ pub struct Config {
     pub dns: Dns,
     /// Nameservers of pods that ask for the cluster's. Empty: the node's own server.
     pub cluster_dns: Vec<IpAddr>,
+    pub proxying: Proxying,
 }
 
 /// `--dns`.
@@ -87,6 +91,7 @@ impl Config {
             cluster_domain: CLUSTER_DOMAIN.to_owned(),
             dns: Dns::Auto,
             cluster_dns: Vec::new(),
+            proxying: Proxying::default(),
         }
     }
 }

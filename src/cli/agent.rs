@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use nix::sys::signal::{SigSet, Signal};
 
+use super::agent_proxy as proxy;
 use super::args::{Body, Flag, Given, INSTANCE, LOG_FORMAT, LOG_LEVEL, NO_OPERANDS, ROOT, Verb};
 use super::exit::{CliError, Exit};
 use super::version;
@@ -133,6 +134,17 @@ pub const VERB: Verb = Verb {
         &DNS,
         &CLUSTER_DNS,
         &CLUSTER_DOMAIN,
+        &proxy::PROXY,
+        &proxy::METRICS_BIND_ADDRESS,
+        &proxy::HEALTHZ_BIND_ADDRESS,
+        &proxy::NODEPORT_ADDRESSES,
+        &proxy::IGNORE_EXTERNAL_IPS,
+        &proxy::IGNORE_LOAD_BALANCER_IPS,
+        &proxy::CONNTRACK_MAX_PER_CORE,
+        &proxy::CONNTRACK_MIN,
+        &proxy::CONNTRACK_ESTABLISHED,
+        &proxy::CONNTRACK_CLOSE_WAIT,
+        &proxy::CONNTRACK_BE_LIBERAL,
         &CGROUP_PARENT,
         &REGISTRIES,
         &CONTAINER_LOG_MAX_SIZE,
@@ -210,6 +222,7 @@ pub fn config(given: &Given) -> Result<Config, CliError> {
         }
         config.cluster_domain = domain.to_owned();
     }
+    config.proxying = proxy::proxying(given)?;
     if let Some(parent) = given.text(&CGROUP_PARENT)? {
         if !parent.starts_with('/') || parent.split('/').any(|part| part == "..") {
             return Err(usage(

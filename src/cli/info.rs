@@ -88,6 +88,7 @@ fn text(info: &AgentInfo, kernel: &str, now: WallTime) -> String {
         ("cgroups", info.cgroup_parent.clone()),
         ("pod ranges", info.pod_cidrs.join(", ")),
         ("dns", names(info)),
+        ("services", info.proxy.clone()),
         ("pods", format!("{}, with {} running containers", info.pods, info.containers_running)),
         ("images", info.images.to_string()),
     ];

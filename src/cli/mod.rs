@@ -4,6 +4,7 @@
 //! body. The parser and the help read nothing else.
 
 mod agent;
+mod agent_proxy;
 pub mod args;
 mod check;
 mod client;

@@ -14,6 +14,7 @@ pub mod names;
 pub mod observe;
 pub mod orphans;
 pub mod plan;
+mod proxying;
 pub mod pull_secret;
 pub mod pulls;
 pub mod qos;

@@ -3,7 +3,7 @@
 //! second.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, UdpSocket};
+use std::net::IpAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::sync::mpsc::Sender;
@@ -12,6 +12,7 @@ use std::sync::{Arc, mpsc};
 use super::host_ports::HostPorts;
 use super::instance::{self, InstanceError, InstanceLock};
 use super::orphans;
+use super::proxying;
 use super::pulls::Pulls;
 use super::qos::NodeCapacity;
 use super::recover::Found;
@@ -25,7 +26,8 @@ use crate::images::{ImageError, Images, ImagesConfig};
 use crate::net::Net;
 use crate::net::model::{Cidr, NetConfig, NetError};
 use crate::proxy::alone::{self, Memory};
-use crate::proxy::model::{NodeFacts, NodePortAddresses};
+use crate::proxy::model::NodeFacts;
+use crate::proxy::serve::Servers;
 use crate::proxy::{Proxy, ProxyConfig, ProxyError};
 use crate::runtime::cgroup::{CgroupError, Cgroups};
 use crate::runtime::model::RuntimeEvent;
@@ -36,7 +38,7 @@ use crate::store::effects::Effects;
 use crate::store::ids::PodUid;
 use crate::store::pods::PodStore;
 use crate::store::records::PodsState;
-use crate::sys::clock;
+use crate::sys::{clock, inet};
 use crate::volumes::Volumes;
 use crate::volumes::model::VolumeError;
 
@@ -49,6 +51,7 @@ pub struct Rooms {
     pub cgroups: Cgroups,
     pub net: Net,
     pub proxy: Proxy,
+    _servers: Option<Servers>,
     pub images: Images,
     pub volumes: Volumes,
     pub pulls: Pulls,
@@ -176,16 +179,23 @@ pub fn open(config: Config, events: Sender<RuntimeEvent>) -> Result<Start, OpenE
     }
     let cidrs = config.pod_cidrs.iter().map(|text| crate::net::model::pod_range(text)).collect::<Result<Vec<_>, _>>()?;
     let node_ips = if config.node_ips.is_empty() { default_ips() } else { config.node_ips.clone() };
+    let capacity = NodeCapacity {
+        memory: memory().map_err(|source| OpenError::Host { what: "memory", source })?,
+        milli_cpu: std::thread::available_parallelism().map_or(1, |n| n.get() as u64) * 1000,
+        pod_pids_limit: config.pod_pids_limit,
+    };
     let facts = NodeFacts {
         name: config.node_name.clone(),
         zone: None,
         addresses: node_ips.clone(),
         pod_cidrs: cidrs.clone(),
-        node_port_addresses: NodePortAddresses::default(),
+        node_port_addresses: proxying::node_port_addresses(&config),
+        ignored: proxying::ignored(&config),
         bridge: format!("{}0", config.instance),
     };
     let proxy = ProxyConfig { table: config.instance.clone(), node: facts.clone(), service_cidrs: service_ranges.clone() };
-    let proxy = Proxy::open(proxy, Arc::clone(&effects))?;
+    let proxy = Proxy::open_with(proxy, proxying::options(&config, &capacity), Arc::clone(&effects))?;
+    let servers = proxying::serve(&config, &cidrs).map(|served| proxy.serve(served)).transpose()?;
     let net_config =
         NetConfig { instance: config.instance.clone(), cidrs: cidrs.clone(), run: config.roots.run.clone(), mtu: config.mtu };
     let net = Net::open(net_config, Arc::clone(&effects), Arc::new(HostPorts(proxy.clone())))?;
@@ -215,11 +225,6 @@ pub fn open(config: Config, events: Sender<RuntimeEvent>) -> Result<Start, OpenE
     let images = Images::open(images_config(&config)?)?;
     let (known, manifests) = manifests(&store, &state);
     let host = HostFacts::observe().map_err(|source| OpenError::Host { what: "capabilities and devices", source })?;
-    let capacity = NodeCapacity {
-        memory: memory().map_err(|source| OpenError::Host { what: "memory", source })?,
-        milli_cpu: std::thread::available_parallelism().map_or(1, |n| n.get() as u64) * 1000,
-        pod_pids_limit: config.pod_pids_limit,
-    };
     let found = Found { store: state, sandboxes, attached, manifests, boot: boot_id.clone(), pulls: pulls.all() };
     let addresses = addresses(&config.roots.state);
     let rooms = Rooms {
@@ -232,6 +237,7 @@ pub fn open(config: Config, events: Sender<RuntimeEvent>) -> Result<Start, OpenE
         cgroups,
         net,
         proxy,
+        _servers: servers,
         images,
         volumes,
         pulls,
@@ -314,17 +320,9 @@ fn manifests(store: &PodStore, state: &PodsState) -> (Vec<DesiredPod>, BTreeMap<
     (known, pods)
 }
 
-/// The addresses that this host uses towards others: a connected datagram socket sends nothing.
+/// Loopback where no route leads out of the host.
 fn default_ips() -> Vec<IpAddr> {
-    let source = |local: &str, far: &str| -> std::io::Result<IpAddr> {
-        let socket = UdpSocket::bind(local)?;
-        socket.connect(far)?;
-        Ok(socket.local_addr()?.ip())
-    };
-    // Documentation addresses (RFC 5737, RFC 3849): only the default route leads there. Without
-    // one the family is left out.
-    let found: Vec<IpAddr> =
-        [source("0.0.0.0:0", "192.0.2.1:9"), source("[::]:0", "[2001:db8::1]:9")].into_iter().flatten().collect();
+    let found = inet::outward();
     if found.is_empty() { vec![IpAddr::from([127, 0, 0, 1])] } else { found }
 }
 

@@ -31,7 +31,7 @@ impl Inner {
             return Ok(());
         }
         match conntrack::open().and_then(|mut socket| conntrack::forget(&mut socket, &filters)) {
-            Ok(()) => Ok(()),
+            Ok(_) => Ok(()),
             Err(e) if matches!(e.errno(), Errno::EPROTONOSUPPORT | Errno::EOPNOTSUPP | Errno::EINVAL) => {
                 note_lack(&mut self.state().lacks, lacks::lack(Feature::Conntrack, chain(&e).to_string()));
                 Ok(())

@@ -94,11 +94,19 @@ pub struct Keeper {
     /// Transactions that the kernel carried out.
     transactions: u32,
     refused: BTreeMap<(Name, Key), Refused>,
+    /// Empty chains that the kernel would not let go at the first try.
+    left_over: u64,
 }
 
 impl Keeper {
     pub fn new() -> Result<Keeper, ApplyError> {
-        Ok(Keeper { socket: nftables::open().map_err(ApplyError::Open)?, held: None, transactions: 0, refused: BTreeMap::new() })
+        Ok(Keeper {
+            socket: nftables::open().map_err(ApplyError::Open)?,
+            held: None,
+            transactions: 0,
+            refused: BTreeMap::new(),
+            left_over: 0,
+        })
     }
 
     /// The netlink port that our transactions come from.
@@ -109,6 +117,11 @@ impl Keeper {
     /// How many transactions we have changed the tables' generation by.
     pub fn transactions(&self) -> u32 {
         self.transactions
+    }
+
+    /// How often an empty chain had to stay until the next look.
+    pub fn left_over(&self) -> u64 {
+        self.left_over
     }
 
     /// Chains and sets that the kernel has acknowledged last; no elements.
@@ -148,7 +161,9 @@ impl Keeper {
         }
         let done = Done { acts: acts.main.len() + acts.sweep.len(), was_there: look.structure.is_some() };
         let (bad, committed) = commit_most(&mut self.socket, &wanted, acts.main.clone())?;
-        self.transactions += u32::from(committed) + sweep(&mut self.socket, &wanted, &acts);
+        let swept = sweep(&mut self.socket, &wanted, &acts);
+        self.transactions += u32::from(committed) + swept;
+        self.left_over += (acts.sweep.len() as u64).saturating_sub(swept.into());
         drop(acts);
         self.note(&mut wanted, bad, now);
         self.held = Some(wanted.clone_structure());
@@ -177,7 +192,9 @@ impl Keeper {
             tracing::debug!(error = %refused.error, source = %refused.error.source, table = said(&held), "a change was refused");
             return None;
         }
-        self.transactions += u32::from(!acts.main.is_empty()) + sweep(&mut self.socket, &held, &acts);
+        let swept = sweep(&mut self.socket, &held, &acts);
+        self.transactions += u32::from(!acts.main.is_empty()) + swept;
+        self.left_over += (acts.sweep.len() as u64).saturating_sub(swept.into());
         let done = Done { acts: acts.main.len(), was_there: true };
         drop(acts);
         self.held = after.or(Some(held));

@@ -31,6 +31,15 @@ pub enum To {
     },
 }
 
+impl Stale {
+    pub fn is_v4(&self) -> bool {
+        match self.to {
+            To::Address(ip) => ip.is_ipv4(),
+            To::Node { v4 } => v4,
+        }
+    }
+}
+
 /// The flows that are wrong once `new` is in place of `old`; of one family, as the ports are.
 pub fn stale(old: Option<&ServicePort>, new: Option<&ServicePort>, into: &mut BTreeSet<Stale>) {
     let (before, after) = (old.filter(|s| s.protocol == L4::Udp), new.filter(|s| s.protocol == L4::Udp));
@@ -82,10 +91,11 @@ fn ends(service: &ServicePort) -> BTreeSet<(IpAddr, u16)> {
     service.cluster.iter().chain(&service.local).map(|Endpoint { ip, port, .. }| (*ip, *port)).collect()
 }
 
-/// Forgets them. `own` are this host's addresses.
-pub fn forget(flows: &BTreeSet<Stale>, own: &[IpAddr]) -> Result<(), NetlinkError> {
+/// Forgets them; how many there were, of those that were counted (see [`conntrack::forget`]).
+/// `own` are this host's addresses.
+pub fn forget(flows: &BTreeSet<Stale>, own: &[IpAddr]) -> Result<usize, NetlinkError> {
     if flows.is_empty() {
-        return Ok(());
+        return Ok(0);
     }
     conntrack::forget(&mut conntrack::open()?, &filters(flows, own))
 }

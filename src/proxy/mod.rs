@@ -15,17 +15,22 @@ pub mod apply;
 pub mod conntrack;
 pub mod lacks;
 pub mod layout;
+pub mod mode;
 pub mod model;
 pub mod observe;
 mod owner;
+pub mod serve;
 pub mod service;
 pub mod table;
+pub mod tuning;
 pub mod way;
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
@@ -33,11 +38,14 @@ use crate::store::StoreError;
 use crate::store::effects::Effects;
 use apply::ApplyError;
 use lacks::Lack;
+use mode::{Mode, Role};
 use model::{Cidr, NodeFacts};
 use observe::Foreign;
 use owner::{Order, Owner, Shared, Wish};
 pub use owner::{PodPorts, ServiceChange};
+use serve::{ServeConfig, Servers};
 use table::ir::Table;
+use tuning::Limits;
 
 const STACK: usize = 256 * 1024;
 
@@ -49,6 +57,16 @@ pub struct ProxyConfig {
     /// Families without a pod range get no table.
     pub node: NodeFacts,
     pub service_cidrs: Vec<Cidr>,
+}
+
+/// What it does beside that.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    pub mode: Mode,
+    /// The node's addresses are this host's, also when those change; those named here come first.
+    pub follow: Option<Vec<IpAddr>>,
+    /// None: connection tracking is left as it is.
+    pub conntrack: Option<Limits>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -81,23 +99,31 @@ struct Inner {
     /// None: the end has begun.
     orders: Option<Sender<Order>>,
     wake: Arc<EventFd>,
+    /// Wakes the servers.
+    told: Arc<EventFd>,
     shared: Arc<Mutex<Shared>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Proxy {
-    /// In the network namespace of the calling thread. Changes nothing until it is asked to.
+    /// One that serves whatever it is told, and leaves the host as it is otherwise.
     pub fn open(config: ProxyConfig, effects: Arc<Effects>) -> Result<Proxy, ProxyError> {
+        Proxy::open_with(config, Options { mode: Mode::On, ..Options::default() }, effects)
+    }
+
+    /// In the network namespace of the calling thread. Changes nothing until it is asked to.
+    pub fn open_with(config: ProxyConfig, options: Options, effects: Arc<Effects>) -> Result<Proxy, ProxyError> {
         let start = |e: std::io::Error| ProxyError::Start(e);
         let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
         let wake = Arc::new(EventFd::from_flags(flags).map_err(|e| start(e.into()))?);
         let shared = Arc::new(Mutex::new(Shared::default()));
         let (orders, received): (Sender<Order>, Receiver<Order>) = channel();
-        let owner = Owner::new(config, effects, Arc::clone(&shared));
+        let told = Arc::new(EventFd::from_flags(flags).map_err(|e| start(e.into()))?);
+        let owner = Owner::new(config, options, effects, Arc::clone(&shared), Arc::clone(&told));
         let woken = Arc::clone(&wake);
         let thread = std::thread::Builder::new().name("proxy".into()).stack_size(STACK);
         let thread = thread.spawn(move || owner.run(&received, &woken)).map_err(start)?;
-        Ok(Proxy { inner: Arc::new(Inner { orders: Some(orders), wake, shared, thread: Some(thread) }) })
+        Ok(Proxy { inner: Arc::new(Inner { orders: Some(orders), wake, told, shared, thread: Some(thread) }) })
     }
 
     /// All pods of this node that hold addresses or host ports, by uid, as far as is known at the
@@ -164,6 +190,16 @@ impl Proxy {
         self.shared(|shared| shared.refused.clone())
     }
 
+    /// Whether it serves Services, and why not.
+    pub fn role(&self) -> Role {
+        self.shared(|shared| shared.role.clone())
+    }
+
+    /// The HTTP servers of this proxy, in the network namespace of the calling thread.
+    pub fn serve(&self, config: ServeConfig) -> Result<Servers, ProxyError> {
+        Servers::start(config, Arc::clone(&self.inner.shared), Arc::clone(&self.inner.told))
+    }
+
     fn shared<T>(&self, read: impl FnOnce(&Shared) -> T) -> T {
         read(&self.inner.shared.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -176,7 +212,7 @@ impl Proxy {
     fn send(&self, wish: Wish) -> Result<Receiver<Result<(), ProxyError>>, ProxyError> {
         let (answer, answered) = channel();
         let orders = self.inner.orders.as_ref().ok_or(ProxyError::Ended)?;
-        orders.send(Order { wish, answer }).map_err(|_| ProxyError::Ended)?;
+        orders.send(Order { wish, since: Instant::now(), answer }).map_err(|_| ProxyError::Ended)?;
         self.inner.wake.write(1).map_err(|e| ProxyError::Start(e.into()))?;
         Ok(answered)
     }

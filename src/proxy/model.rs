@@ -22,6 +22,7 @@ pub struct NodeFacts {
     pub addresses: Vec<IpAddr>,
     pub pod_cidrs: Vec<Cidr>,
     pub node_port_addresses: NodePortAddresses,
+    pub ignored: Ignored,
     /// The interface behind which our pods are.
     pub bridge: String,
 }
@@ -35,6 +36,16 @@ pub enum NodePortAddresses {
     #[default]
     Primary,
     Cidrs(Vec<Cidr>),
+}
+
+/// Addresses of Services that are not served: whoever may write a Service could take another's
+/// traffic with them (CVE-2020-8554).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ignored {
+    /// spec.externalIPs
+    pub external_ips: bool,
+    /// status.loadBalancer.ingress
+    pub load_balancer_ips: bool,
 }
 
 /// `namespace/service:port`
@@ -77,7 +88,8 @@ pub struct ServicePort {
     pub affinity: Option<Duration>,
     /// Who may use the load balancer's addresses; empty: all.
     pub source_ranges: Vec<Cidr>,
-    pub health_check_node_port: Option<u16>,
+    /// healthCheckNodePort, with who is counted there.
+    pub health_check_node_port: Option<HealthCheck>,
     /// For traffic policy Cluster, after topology; terminating ones only where no other is.
     /// Empty also where no traffic of this port is of that policy.
     pub cluster: Vec<Endpoint>,
@@ -106,6 +118,14 @@ impl ServicePort {
     pub fn uses_local(&self) -> bool {
         self.internal_local || (self.external_local && self.is_external())
     }
+}
+
+/// Where load balancers ask whether this node has endpoints of a Service.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct HealthCheck {
+    pub port: u16,
+    /// Ready, on this node; those that end are served and not counted. Sorted and unique.
+    pub ready: Vec<IpAddr>,
 }
 
 /// Where connections of a port end.

@@ -56,19 +56,34 @@ pub fn look(socket: &mut Socket, wanted: &Table) -> Result<Look, NetlinkError> {
 pub struct Foreign {
     /// Families in which a kube-proxy in nftables mode works.
     pub kube_proxy: Vec<Family>,
+    /// Families in which one in iptables or ipvs mode does, through iptables-nft.
+    pub kube_services: Vec<Family>,
     /// The first chain that drops forwarded packets unless it accepts them.
     pub drops_forwarded: Option<ChainSeen>,
+}
+
+impl Foreign {
+    /// What shows that somebody else is a kube-proxy here.
+    pub fn kube_proxy_seen(&self) -> Option<String> {
+        let table = self.kube_proxy.first().map(|family| format!("nftables table {} kube-proxy", family.name()));
+        let chain = || Some(format!("chain KUBE-SERVICES of table {} nat", self.kube_services.first()?.name()));
+        table.or_else(chain)
+    }
 }
 
 /// Nothing where there is no nf_tables.
 pub fn foreign(socket: &mut Socket) -> Result<Foreign, NetlinkError> {
     let take = |found: &mut Foreign, chain: ChainSeen| {
         let family = [Family::Ip, Family::Ip6].into_iter().find(|f| f.number() == chain.family);
-        if let Some(family) = family
-            && chain.table == "kube-proxy"
-            && !found.kube_proxy.contains(&family)
+        let of = match (&*chain.table, &*chain.name) {
+            ("kube-proxy", _) => Some(&mut found.kube_proxy),
+            ("nat", "KUBE-SERVICES") => Some(&mut found.kube_services),
+            _ => None,
+        };
+        if let (Some(family), Some(of)) = (family, of)
+            && !of.contains(&family)
         {
-            found.kube_proxy.push(family);
+            of.push(family);
         }
         if found.drops_forwarded.is_none() && chain.drops_forwarded() {
             found.drops_forwarded = Some(chain);

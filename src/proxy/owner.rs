@@ -11,6 +11,9 @@
 //! stay. A change of our table by somebody else is undone within a second and said once a minute
 //! at most. A failure is said when it begins and when it ends.
 
+mod account;
+mod node;
+mod role;
 mod watch;
 mod write;
 
@@ -29,18 +32,21 @@ use super::apply::{ApplyError, Keeper};
 use super::conntrack::{self, Stale};
 use super::lacks::{Feature, Lack};
 use super::layout::frame::{HAIRPIN, HOST_IP_PORTS, HOST_PORTS};
-use super::layout::{Ground, Layout};
-use super::model::{HostPortWant, NodeFacts, ServicePort, ServicePortName};
+use super::layout::{Ground, Layout, NodePorts};
+use super::mode::Role;
+use super::model::{HealthCheck, HostPortWant, NodeFacts, ServicePort, ServicePortName};
 use super::observe::Foreign;
+use super::serve::Check;
+use super::serve::record::Record;
 use super::service::Change;
 use super::table::changes::Changes;
 use super::table::ir::{Family, Table};
 use super::table::needs::Need;
-use super::{ProxyConfig, ProxyError};
+use super::{Options, ProxyConfig, ProxyError};
 use crate::store::effects::{Effect, Effects};
 use crate::sys::chain::chain;
 use crate::sys::netlink::Socket;
-use crate::sys::nftables;
+use crate::sys::{inet, nftables};
 
 /// A look at who else is there, and at all of it where no notification tells of changes.
 const EVERY: Duration = Duration::from_secs(20);
@@ -104,6 +110,8 @@ pub(super) enum Wish {
 
 pub(super) struct Order {
     pub wish: Wish,
+    /// When it was asked for.
+    pub since: Instant,
     pub answer: Sender<Result<(), ProxyError>>,
 }
 
@@ -114,6 +122,12 @@ pub(super) struct Shared {
     pub foreign: Foreign,
     /// By table: elements that the kernel refuses.
     pub refused: Vec<String>,
+    pub role: Role,
+    pub record: Record,
+    /// Services that load balancers ask for, and where.
+    pub checks: BTreeMap<super::service::Name, Check>,
+    /// Where NodePorts are, a family each.
+    pub node_ports: Vec<(Family, NodePorts)>,
 }
 
 struct OfFamily {
@@ -126,6 +140,14 @@ struct OfFamily {
     /// We have seen it whole: missing it now is somebody's doing.
     was_whole: bool,
     failure: Option<Failure>,
+    /// Services that somebody else serves.
+    waiting: BTreeMap<ServicePortName, ServicePort>,
+}
+
+impl OfFamily {
+    fn is_v4(&self) -> bool {
+        self.family == Family::Ip
+    }
 }
 
 struct Failure {
@@ -136,6 +158,21 @@ struct Failure {
 
 pub(super) struct Owner {
     config: ProxyConfig,
+    options: Options,
+    role: Role,
+    /// Tells the servers that what is shared is another.
+    told: Arc<EventFd>,
+    /// Of each family's ports (`v4`) that have one.
+    checks: BTreeMap<(bool, ServicePortName), HealthCheck>,
+    /// Hears of this host's addresses and routes.
+    moves: Option<Socket>,
+    /// When to look at the addresses again.
+    moved: Option<Instant>,
+    /// Somebody has made something of a kube-proxy's.
+    glance: bool,
+    /// Somebody asked us to remove all, and for nothing since.
+    removed: bool,
+    tuned: bool,
     effects: Arc<Effects>,
     shared: Arc<Mutex<Shared>>,
     families: Vec<OfFamily>,
@@ -159,19 +196,26 @@ struct Touched {
 }
 
 impl Owner {
-    pub fn new(config: ProxyConfig, effects: Arc<Effects>, shared: Arc<Mutex<Shared>>) -> Owner {
+    pub fn new(
+        config: ProxyConfig,
+        options: Options,
+        effects: Arc<Effects>,
+        shared: Arc<Mutex<Shared>>,
+        told: Arc<EventFd>,
+    ) -> Owner {
         let families = [Family::Ip, Family::Ip6]
             .into_iter()
             .filter(|family| config.node.pod_cidrs.iter().any(|c| c.is_v4() == (*family == Family::Ip)))
             .map(|family| OfFamily {
                 family,
-                layout: Layout::new(ground(&config, family, true)),
+                layout: Layout::new(Ground::of(family, &config.table, &config.node, &config.service_cidrs, true)),
                 keeper: None,
                 needs: BTreeSet::new(),
                 was_whole: false,
                 failure: None,
+                waiting: BTreeMap::new(),
             })
-            .collect();
+            .collect::<Vec<_>>();
         // Before anything is written, so that nothing that happens afterwards is missed.
         let notices = match nftables::listen() {
             Ok(socket) => Some(socket),
@@ -180,8 +224,19 @@ impl Owner {
                 None
             }
         };
+        let moves = options.follow.is_some().then(node::listen).flatten();
         Owner {
             config,
+            options,
+            role: Role::Unknown,
+            told,
+            checks: BTreeMap::new(),
+            moves,
+            // What has changed before we listened is seen at the first turn.
+            moved: Some(Instant::now()),
+            glance: false,
+            removed: false,
+            tuned: false,
             effects,
             shared,
             families,
@@ -199,6 +254,11 @@ impl Owner {
     /// Until the sender of orders is gone.
     pub fn run(mut self, orders: &Receiver<Order>, wake: &EventFd) {
         let mut look = Instant::now() + EVERY;
+        let families: Vec<bool> = self.families.iter().map(OfFamily::is_v4).collect();
+        self.shared().record = Record::of(families.into_iter());
+        self.take_role();
+        self.follow();
+        self.tell_where();
         loop {
             if let Err(e) = self.wait(wake, look) {
                 tracing::error!(error = %e, "the proxy ends");
@@ -206,8 +266,8 @@ impl Owner {
             }
             loop {
                 match orders.try_recv() {
-                    Ok(Order { wish, answer }) => {
-                        let result = self.carry_out(wish);
+                    Ok(Order { wish, since, answer }) => {
+                        let result = self.carry_out(wish, since);
                         // Whoever asked may have gone.
                         drop(answer.send(result));
                     }
@@ -218,6 +278,14 @@ impl Owner {
             self.hear();
             self.restore();
             self.retry();
+            self.hear_moves();
+            if self.moved.is_some_and(|at| at <= Instant::now()) {
+                self.moved = None;
+                self.follow();
+            }
+            if std::mem::take(&mut self.glance) {
+                self.take_role();
+            }
             if look <= Instant::now() {
                 look = Instant::now() + EVERY;
                 self.look();
@@ -229,12 +297,12 @@ impl Owner {
         let restore = self.restored.filter(|_| !self.touched.families.is_empty()).map(|at| at + RESTORE);
         let keepers = self.families.iter().filter_map(|f| f.keeper.as_ref()?.next());
         let failures = self.families.iter().filter_map(|f| f.failure.as_ref().map(|f| f.again));
-        let next = keepers.chain(failures).chain(restore).fold(look, Instant::min);
+        let next = keepers.chain(failures).chain(restore).chain(self.moved).fold(look, Instant::min);
         let left = next.saturating_duration_since(Instant::now());
         // A little too late rather than again and again too early.
         let timeout = PollTimeout::try_from(left.as_millis() + 1).unwrap_or(PollTimeout::MAX);
         let mut fds = vec![PollFd::new(wake.as_fd(), PollFlags::POLLIN)];
-        fds.extend(self.notices.iter().map(|s| PollFd::new(s.as_fd(), PollFlags::POLLIN)));
+        fds.extend(self.notices.iter().chain(&self.moves).map(|s| PollFd::new(s.as_fd(), PollFlags::POLLIN)));
         match poll(&mut fds, timeout) {
             Ok(_) | Err(Errno::EINTR) => {}
             Err(e) => return Err(e),
@@ -247,7 +315,8 @@ impl Owner {
 
     // ---- orders ----------------------------------------------------------------------------
 
-    fn carry_out(&mut self, wish: Wish) -> Result<(), ProxyError> {
+    fn carry_out(&mut self, wish: Wish, since: Instant) -> Result<(), ProxyError> {
+        self.removed &= matches!(wish, Wish::Tables(_) | Wish::Remove);
         match wish {
             Wish::Pods(pods) => {
                 self.pods = pods;
@@ -258,12 +327,10 @@ impl Owner {
                 Ok(())
             }
             Wish::Pod(uid, pod) => self.pod(uid, pod),
-            Wish::Services { v4, v6 } => self.services(v4, v6),
+            Wish::Services { v4, v6 } => self.services(v4, v6, since),
             Wish::Node { node, service_cidrs } => {
                 (self.config.node, self.config.service_cidrs) = (node, service_cidrs);
-                for of in &mut self.families {
-                    of.layout.move_to(ground(&self.config, of.family, !of.needs.contains(&Need::Fib)));
-                }
+                self.move_ground();
                 if self.idle { Ok(()) } else { self.bring_all() }
             }
             Wish::Tables(give) => {
@@ -353,8 +420,12 @@ impl Owner {
         }
     }
 
-    fn services(&mut self, mut v4: ServiceChange, mut v6: ServiceChange) -> Result<(), ProxyError> {
+    fn services(&mut self, mut v4: ServiceChange, mut v6: ServiceChange, since: Instant) -> Result<(), ProxyError> {
         let first = !std::mem::replace(&mut self.services_known, true);
+        self.count_changes(&v4, &v6);
+        if !self.role.serves() {
+            return self.put_aside(v4, v6, first);
+        }
         let mut stale = BTreeSet::new();
         let mut result = Ok(());
         for at in 0..self.families.len() {
@@ -365,6 +436,9 @@ impl Owner {
             }
             let Some(of) = self.families.get_mut(at) else { continue };
             let ServiceChange { gone, come } = std::mem::take(if of.family == Family::Ip { &mut v4 } else { &mut v6 });
+            if !first && gone.is_empty() && come.is_empty() {
+                continue;
+            }
             // At the first word nobody knows what was before: no flow is wrong for sure.
             if !first {
                 come.iter().for_each(|new| conntrack::stale(of.layout.service(&new.name), Some(new), &mut stale));
@@ -372,6 +446,8 @@ impl Owner {
                 let ended = gone.iter().filter(|name| !stay.contains(name)).filter_map(|name| of.layout.service(name));
                 ended.for_each(|old| conntrack::stale(Some(old), None, &mut stale));
             }
+            let moved = self.account(at, &gone, &come);
+            let Some(of) = self.families.get_mut(at) else { continue };
             let changes = match first {
                 true => {
                     of.layout.load(come);
@@ -383,9 +459,13 @@ impl Owner {
                 Some(changes) => self.change(at, &changes),
                 None => self.bring(at).map(|_| ()),
             };
+            if done.is_ok() && moved {
+                self.programmed(at, since);
+            }
             result = result.and(done);
         }
         self.forget(&stale);
+        self.tune();
         result
     }
 
@@ -394,19 +474,29 @@ impl Owner {
         if stale.is_empty() {
             return;
         }
-        if let Err(e) = conntrack::forget(stale, &own_addresses()) {
-            tracing::warn!(
-                error = %chain(&e),
-                flows = stale.len(),
-                "clients of a UDP port that changed may reach nobody until their flow times out"
-            );
+        let own = own_addresses();
+        for v4 in [true, false] {
+            let of_family: BTreeSet<Stale> = stale.iter().filter(|s| s.is_v4() == v4).copied().collect();
+            if of_family.is_empty() {
+                continue;
+            }
+            let begun = Instant::now();
+            match conntrack::forget(&of_family, &own) {
+                Ok(count) => self.forgotten(v4, count, begun.elapsed()),
+                Err(e) => tracing::warn!(
+                    error = %chain(&e),
+                    flows = of_family.len(),
+                    "clients of a UDP port that changed may reach nobody until their flow times out"
+                ),
+            }
         }
     }
 
     fn remove(&mut self) -> Result<(), ProxyError> {
-        self.idle = true;
+        (self.idle, self.removed) = (true, true);
         for of in &mut self.families {
             of.failure = None;
+            of.waiting.clear();
             of.was_whole = false;
         }
         for family in [Family::Ip, Family::Ip6] {
@@ -432,25 +522,10 @@ impl Owner {
     }
 }
 
-fn ground(config: &ProxyConfig, family: Family, fib: bool) -> Ground {
-    Ground::of(family, &config.table, &config.node, &config.service_cidrs, fib)
-}
-
 /// This host's addresses; none where they cannot be read: flows to them time out then.
 fn own_addresses() -> Vec<IpAddr> {
-    let all = match nix::ifaddrs::getifaddrs() {
-        Ok(all) => all,
-        Err(e) => {
-            tracing::debug!(error = %e, "cannot list this host's addresses");
-            return Vec::new();
-        }
-    };
-    all.filter_map(|interface| {
-        let address = interface.address?;
-        let v4 = address.as_sockaddr_in().map(|a| IpAddr::from(a.ip()));
-        v4.or_else(|| address.as_sockaddr_in6().map(|a| a.ip().into()))
-    })
-    .collect()
+    let all = inet::addresses().inspect_err(|e| tracing::debug!(error = %e, "cannot list this host's addresses"));
+    all.unwrap_or_default().into_iter().map(|(_, ip)| ip).collect()
 }
 
 /// Keeps it, and says it once.

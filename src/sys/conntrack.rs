@@ -116,14 +116,19 @@ pub fn open() -> Result<Socket, NetlinkError> {
     Socket::open(Protocol::Netfilter)
 }
 
-/// Forgets the flows that any of the filters names. Filters without an address name none.
-pub fn forget(socket: &mut Socket, filters: &[Filter]) -> Result<(), NetlinkError> {
+/// Forgets the flows that any of the filters names. Filters without an address name none. How many
+/// there were: a filter that the kernel carries out by itself counts as one where any flow fits.
+pub fn forget(socket: &mut Socket, filters: &[Filter]) -> Result<usize, NetlinkError> {
+    let mut count = 0;
     let filters: Vec<&Filter> = filters.iter().filter(|f| f.family().is_some()).collect();
     let mut left = filters.as_slice();
     if filters.len() <= ONE_BY_ONE && filters.iter().all(|f| f.family() == Some(2)) {
         while let [filter, rest @ ..] = left {
             match forget_in_kernel(socket, filter) {
-                Ok(()) => left = rest,
+                Ok(any) => {
+                    count += usize::from(any);
+                    left = rest;
+                }
                 // Before 6.10 a delete takes whole tuples only.
                 Err(e) if matches!(e.errno(), Errno::EINVAL | Errno::EOPNOTSUPP) => break,
                 Err(e) => return Err(e),
@@ -133,17 +138,21 @@ pub fn forget(socket: &mut Socket, filters: &[Filter]) -> Result<(), NetlinkErro
     for family in [2, 10] {
         let of_family: Vec<&Filter> = left.iter().filter(|f| f.family() == Some(family)).copied().collect();
         if !of_family.is_empty() {
-            forget_where(socket, family, |flow| of_family.iter().any(|f| f.matches(flow)))?;
+            count += forget_where(socket, family, |flow| of_family.iter().any(|f| f.matches(flow)))?;
         }
     }
-    Ok(())
+    Ok(count)
 }
 
-fn forget_in_kernel(socket: &mut Socket, filter: &Filter) -> Result<(), NetlinkError> {
-    let Some(family) = filter.family() else { return Ok(()) };
+/// False: no flow fits.
+fn forget_in_kernel(socket: &mut Socket, filter: &Filter) -> Result<bool, NetlinkError> {
+    let Some(family) = filter.family() else { return Ok(false) };
     let result = socket.request("forget flows", &message(CT_DELETE, family, filter.attrs()));
-    // None matches.
-    result.or_else(|e| if e.errno() == Errno::ENOENT { Ok(()) } else { Err(e) })
+    match result {
+        Ok(()) => Ok(true),
+        Err(e) if e.errno() == Errno::ENOENT => Ok(false),
+        Err(e) => Err(e),
+    }
 }
 
 /// Forgets the flows of a family (NFPROTO_*) that `gone` names; how many there were.

@@ -109,6 +109,14 @@ pub fn open() -> Result<Socket, NetlinkError> {
     Socket::open(Protocol::Route)
 }
 
+/// RTMGRP_IPV4_IFADDR, RTMGRP_IPV4_ROUTE, RTMGRP_IPV6_IFADDR, RTMGRP_IPV6_ROUTE.
+const ADDRESS_GROUPS: u32 = 0x10 | 0x40 | 0x100 | 0x400;
+
+/// A non-blocking socket that hears of every address and route that comes or goes.
+pub fn listen_to_addresses() -> Result<Socket, NetlinkError> {
+    Socket::listen(Protocol::Route, ADDRESS_GROUPS)
+}
+
 fn family(ip: IpAddr) -> u8 {
     if ip.is_ipv4() { AF_INET } else { AF_INET6 }
 }

@@ -134,7 +134,9 @@ fn the_kernels_filter_and_our_list_forget_the_same_flows() {
                 flows()
             })
         };
-        let by_filter = left(&|socket| conntrack::forget(socket, &[filter]).unwrap());
+        let by_filter = left(&|socket| {
+            conntrack::forget(socket, &[filter]).unwrap();
+        });
         let by_list = left(&|socket| {
             for family in [2, 10] {
                 conntrack::forget_where(socket, family, |flow| filter.matches(flow)).unwrap();

@@ -162,13 +162,13 @@ fn packet_filter(facts: &Facts) -> Vec<Finding> {
         let lack = proxy::lacks::lack(proxy::lacks::Feature::Forwarding, said);
         found.push(Finding::not(State::Degraded, lack.feature.name(), lack.said, lack.consequence, lack.cure));
     }
-    if let Some(family) = facts.foreign.kube_proxy.first() {
+    if let Some(seen) = facts.foreign.kube_proxy_seen() {
         found.push(Finding::not(
             State::Note,
             "kube-proxy",
-            format!("there is a table {} kube-proxy", family.name()),
-            "both would translate connections to Services",
-            "stop kube-proxy on this node and run kube-proxy --cleanup",
+            format!("there is {seen}"),
+            "Services are left to that kube-proxy, unless the agent runs with --proxy=on",
+            "stop kube-proxy on this node and run kube-proxy --cleanup; within 20 s the agent serves Services",
         ));
     }
     found

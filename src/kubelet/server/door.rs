@@ -134,6 +134,7 @@ impl Agent for Door {
             pod_cidrs: self.facts.pod_cidrs.clone(),
             dns: self.dns.iter().flat_map(|dns| dns.servers()).map(|ip| ip.to_string()).collect(),
             dns_counters: self.dns.iter().flat_map(|dns| dns.counters().read()).map(|(name, n)| (name.to_owned(), n)).collect(),
+            proxy: self.proxy.role().to_string(),
             pods: count(pods.len()),
             containers_running: count(running),
             images: count(images.len()),

@@ -264,6 +264,8 @@ pub struct AgentInfo {
     pub dns: Vec<String>,
     /// Its counters, by the names that metrics have.
     pub dns_counters: Vec<(String, u64)>,
+    /// Whether Services are served, and why not.
+    pub proxy: String,
     pub pods: u32,
     pub containers_running: u32,
     pub images: u32,

@@ -11,7 +11,6 @@ use nix::errno::Errno;
 use super::{Owner, RESTORE, Touched, note};
 use crate::proxy::apply::Keeper;
 use crate::proxy::lacks::{self, Feature};
-use crate::proxy::observe;
 use crate::sys::chain::chain;
 use crate::sys::nftables;
 
@@ -49,6 +48,10 @@ impl Owner {
                         let of = self.families.iter().map(|of| of.family).find(|f| f.number() == family);
                         touched.extend(of);
                         foreign |= of.is_some();
+                    }
+                    nftables::Event::Table { table, .. } if table == "kube-proxy" => {
+                        let new = self.shared().foreign.kube_proxy.is_empty();
+                        self.glance |= new;
                     }
                     nftables::Event::Table { .. } => {}
                     nftables::Event::Transaction { pid, program } => {
@@ -128,8 +131,10 @@ impl Owner {
         }
     }
 
-    /// Who else is there; and, where no notification tells, whether our tables are whole.
+    /// Who else is there, where we are, and, where no notification tells, whether our tables are whole.
     pub(super) fn look(&mut self) {
+        self.follow();
+        self.take_role();
         if self.idle {
             return;
         }
@@ -139,21 +144,13 @@ impl Owner {
             self.restore();
         }
         self.generation = now.unwrap_or(self.generation);
-        let foreign = match nftables::open().and_then(|mut socket| observe::foreign(&mut socket)) {
-            Ok(foreign) => foreign,
-            Err(e) => {
-                tracing::debug!(error = %chain(&e), "cannot look at other nftables tables");
-                return;
-            }
-        };
         let mut shared = self.shared();
-        match &foreign.drops_forwarded {
+        match shared.foreign.drops_forwarded.clone() {
             Some(chain) => {
                 let said = format!("chain {} of nftables table {} drops what it does not accept", chain.name, chain.table);
                 note(&mut shared.lacks, lacks::lack(Feature::Forwarding, said));
             }
             None => drop(shared.lacks.remove(&Feature::Forwarding)),
         }
-        shared.foreign = foreign;
     }
 }

@@ -7,7 +7,7 @@
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
-use super::{Failure, OF_PODS, Owner, Shared, ground, note};
+use super::{Failure, OF_PODS, Owner, Shared, note};
 use crate::proxy::ProxyError;
 use crate::proxy::apply::{ApplyError, Done, Keeper, Reach};
 use crate::proxy::lacks::{self, Feature};
@@ -23,12 +23,17 @@ impl Owner {
     pub(super) fn change(&mut self, at: usize, changes: &Changes) -> Result<(), ProxyError> {
         let Some(of) = self.families.get_mut(at) else { return Ok(()) };
         if changes.is_empty() && of.was_whole && of.failure.is_none() {
+            self.settled(at);
             return Ok(());
         }
         // A smaller table than the layout's: whole tables only.
+        let begun = Instant::now();
         let plain = of.needs.is_empty() || of.needs.iter().all(|n| *n == Need::Fib);
-        if plain && of.keeper.as_mut().and_then(|keeper| keeper.change(changes)).is_some() {
+        // Where a change cannot be made the whole table is compared.
+        let sound = reached("proxy.table.change", of.family.name()).is_ok();
+        if plain && sound && of.keeper.as_mut().and_then(|keeper| keeper.change(changes)).is_some() {
             self.tell();
+            self.wrote(at, false, begun, true);
             return Ok(());
         }
         self.bring(at).map(|_| ())
@@ -45,7 +50,9 @@ impl Owner {
     /// Compares the whole table with the kernel's and mends what differs.
     pub(super) fn bring(&mut self, at: usize) -> Result<Done, ProxyError> {
         self.idle = false;
+        let begun = Instant::now();
         let result = self.try_bring(at);
+        self.wrote(at, true, begun, result.is_ok());
         let Some(of) = self.families.get_mut(at) else { return result };
         match &result {
             Ok(done) => {
@@ -122,7 +129,11 @@ impl Owner {
         let needs = lacks::needs(&lacks, of.family);
         let smaller = !needs.is_subset(&of.needs);
         of.needs.extend(needs);
-        of.layout.move_to(ground(&self.config, of.family, !of.needs.contains(&Need::Fib)));
+        if let Some(ground) = self.ground_of(at)
+            && let Some(of) = self.families.get_mut(at)
+        {
+            of.layout.move_to(ground);
+        }
         let mut shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
         if let ApplyError::Open(source) = error {
             note(&mut shared.lacks, lacks::lack(Feature::NfTables, lacks::words(source)));

@@ -44,7 +44,7 @@ impl Claim {
         claims.extend(port.load_balancer_ips.iter().map(|ip| at(ip, Rank::LoadBalancer)));
         claims.extend(port.external_ips.iter().map(|ip| at(ip, Rank::ExternalIp)));
         claims.extend(port.node_port.map(|number| (Claim::NodePort(port.protocol, number), Rank::NodePort)));
-        claims.extend(port.health_check_node_port.map(|number| (Claim::NodePort(L4::Tcp, number), Rank::HealthCheck)));
+        claims.extend(port.health_check_node_port.iter().map(|h| (Claim::NodePort(L4::Tcp, h.port), Rank::HealthCheck)));
         claims
     }
 }
@@ -132,7 +132,8 @@ impl Claims {
         port.load_balancer_ips.retain(own);
         port.external_ips.retain(own);
         port.node_port = port.node_port.filter(|n| self.is_own(&Claim::NodePort(protocol, *n), name));
-        port.health_check_node_port = port.health_check_node_port.filter(|n| self.is_own(&Claim::NodePort(L4::Tcp, *n), name));
+        let checked = port.health_check_node_port.take();
+        port.health_check_node_port = checked.filter(|h| self.is_own(&Claim::NodePort(L4::Tcp, h.port), name));
         true
     }
 

@@ -14,7 +14,7 @@ use super::{Name, address};
 use crate::api::cidr::Cidr;
 use crate::api::service::{HEADLESS, IpFamily, PROXY_NAME, Service, ServiceSpec, ServiceType, SessionAffinity, TrafficPolicy};
 use crate::api::time::WallTime;
-use crate::proxy::model::{L4, ServicePort, ServicePortName, Skipped};
+use crate::proxy::model::{HealthCheck, Ignored, L4, ServicePort, ServicePortName, Skipped};
 
 pub const FAMILIES: [IpFamily; 2] = [IpFamily::IPv4, IpFamily::IPv6];
 
@@ -58,7 +58,7 @@ struct Extras {
 impl Frame {
     /// None: a Service that no proxy serves (headless, ExternalName, without an address yet), or
     /// another proxy does.
-    pub fn of(name: &Name, service: &Service) -> Option<Frame> {
+    pub fn of(name: &Name, service: &Service, ignored: Ignored) -> Option<Frame> {
         let spec = &service.spec;
         let labels = &service.metadata.labels;
         let elsewhere = labels.contains_key(PROXY_NAME) || labels.contains_key(HEADLESS);
@@ -71,7 +71,7 @@ impl Frame {
             return None;
         }
         let created = service.metadata.creation_timestamp.as_deref().and_then(WallTime::parse);
-        let extras = extras(service, &cluster_ips, &mut notes);
+        let extras = extras(service, &cluster_ips, ignored, &mut notes);
         let ports = ports(spec, extras.health_check_node_port, &mut notes);
         Some(Frame {
             created: created.and_then(|t| u64::try_from(t.0 / NANOS).ok()).unwrap_or(u64::MAX),
@@ -112,7 +112,7 @@ impl Frame {
                         .copied()
                         .filter(|r| address::family(r.address) == family)
                         .collect(),
-                    health_check_node_port: extras.health_check_node_port,
+                    health_check_node_port: extras.health_check_node_port.map(|port| HealthCheck { port, ready: Vec::new() }),
                     cluster: Vec::new(),
                     local: Vec::new(),
                     has_any: false,
@@ -156,7 +156,7 @@ fn cluster_ips(spec: &ServiceSpec, notes: &mut Notes) -> Vec<IpAddr> {
     ips
 }
 
-fn extras(service: &Service, cluster_ips: &[IpAddr], notes: &mut Notes) -> Extras {
+fn extras(service: &Service, cluster_ips: &[IpAddr], ignored: Ignored, notes: &mut Notes) -> Extras {
     let spec = &service.spec;
     let mut load_balancer_ips: Vec<IpAddr> = Vec::new();
     for (index, ingress) in service.status.load_balancer.ingress.iter().enumerate() {
@@ -166,11 +166,20 @@ fn extras(service: &Service, cluster_ips: &[IpAddr], notes: &mut Notes) -> Extra
             continue;
         }
         let field = format!("status.loadBalancer.ingress[{index}].ip");
+        if ignored.load_balancer_ips {
+            notes.add(field, format!("{}: this node serves none: it runs with --ignore-load-balancer-ips", ingress.ip));
+            continue;
+        }
         collect(&ingress.ip, field, cluster_ips, &mut load_balancer_ips, notes);
     }
     let mut external_ips: Vec<IpAddr> = Vec::new();
     for (index, text) in spec.external_ips.iter().enumerate() {
-        collect(text, format!("spec.externalIPs[{index}]"), cluster_ips, &mut external_ips, notes);
+        let field = format!("spec.externalIPs[{index}]");
+        if ignored.external_ips {
+            notes.add(field, format!("{text}: this node serves none: it runs with --ignore-external-ips"));
+            continue;
+        }
+        collect(text, field, cluster_ips, &mut external_ips, notes);
     }
     // An address in both lists is the load balancer's: it may have source ranges.
     external_ips.retain(|ip| !load_balancer_ips.contains(ip));

@@ -19,7 +19,7 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::Entry as Slot;
 use std::sync::Arc;
 
-use super::model::{NodeFacts, ServicePort, Skipped};
+use super::model::{Ignored, NodeFacts, ServicePort, Skipped};
 use crate::api::endpoint_slice::EndpointSlice;
 use crate::api::service::Service;
 
@@ -75,6 +75,7 @@ struct Entry {
 /// All Services of the cluster, as this node serves them.
 pub struct Cache {
     place: Place,
+    ignored: Ignored,
     services: BTreeMap<Arc<Name>, Entry>,
     /// Slice → the Service that it was last known to belong to.
     homes: BTreeMap<Name, Arc<Name>>,
@@ -87,6 +88,7 @@ impl Cache {
     pub fn new(node: &NodeFacts) -> Cache {
         Cache {
             place: Place::new(node),
+            ignored: node.ignored,
             services: BTreeMap::new(),
             homes: BTreeMap::new(),
             claims: Claims::default(),
@@ -107,7 +109,7 @@ impl Cache {
     /// A Service as it is now; None: it is gone.
     pub fn put_service(&mut self, name: &Name, service: Option<&Service>) {
         let name = self.known(name);
-        let frame = service.and_then(|s| Frame::of(&name, s));
+        let frame = service.and_then(|s| Frame::of(&name, s, self.ignored));
         self.touch(&name);
         let old = self.services.get(&name).and_then(|e| e.frame.as_ref()).map(|f| f.claims(&name)).unwrap_or_default();
         let new = frame.as_ref().map(|f| f.claims(&name)).unwrap_or_default();

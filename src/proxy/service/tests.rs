@@ -272,7 +272,8 @@ fn the_rest_of_a_service_is_taken_over() {
     assert_eq!((odd.node_port, odd.health_check_node_port), (None, None));
     let checked = "clusterIP: 10.96.0.1, type: LoadBalancer, externalTrafficPolicy: Local, healthCheckNodePort: 31000, ports: [{port: 80, nodePort: 30080}]";
     let checked = port(checked);
-    assert_eq!((checked.node_port, checked.health_check_node_port, checked.external_local), (Some(30080), Some(31000), true));
+    assert_eq!((checked.node_port, checked.external_local), (Some(30080), true));
+    assert_eq!(checked.health_check_node_port, Some(crate::proxy::model::HealthCheck { port: 31000, ready: vec![] }));
 }
 
 #[test]
@@ -472,4 +473,41 @@ fn many_ports_and_endpoints_are_no_trouble() {
         "{skipped:?}"
     );
     assert!(std::mem::size_of::<slice::Backend>() <= 48);
+}
+
+#[test]
+fn a_health_check_counts_ready_endpoints_of_this_node_once() {
+    let spec = "clusterIP: 10.96.0.1, type: LoadBalancer, externalTrafficPolicy: Local, healthCheckNodePort: 31000, ports: [{name: http, port: 80}]";
+    let text = format!(
+        "addressType: IPv4\n{PORTS}\nendpoints: [{}, {}, {}, {}]",
+        ep(1, "h", "", ""),
+        ep(2, "", "", ""),
+        ep(3, "hts", "", ""),
+        ep(4, "hn", "", "")
+    );
+    let port = resolved("", spec, &[&text, &text]).remove(0);
+    let ready = vec!["10.0.0.1".parse().unwrap()];
+    assert_eq!(port.health_check_node_port, Some(crate::proxy::model::HealthCheck { port: 31000, ready }));
+    // Traffic goes on to those that end; no load balancer is to send more.
+    let text = format!("addressType: IPv4\n{PORTS}\nendpoints: [{}]", ep(3, "hts", "", ""));
+    let port = resolved("", spec, &[&text]).remove(0);
+    assert_eq!(shown(&port.local), "10.0.0.3:8080!");
+    assert_eq!(port.health_check_node_port.unwrap().ready, [] as [IpAddr; 0]);
+}
+
+#[test]
+fn addresses_that_anybody_could_have_written_are_ignored_where_that_is_asked_for() {
+    let mut web = service("clusterIP: 10.96.0.1, type: LoadBalancer, externalIPs: [203.0.113.9], ports: [{port: 80}]");
+    web.status = read("loadBalancer: {ingress: [{ip: 203.0.113.1}]}");
+    let with = |external_ips, load_balancer_ips| {
+        let node = NodeFacts { ignored: Ignored { external_ips, load_balancer_ips }, ..node("") };
+        let (ports, skipped) = resolve(&node, [&web], []);
+        (texts(&ports[0].external_ips), texts(&ports[0].load_balancer_ips), skipped)
+    };
+    assert_eq!(with(false, false), ("203.0.113.9".into(), "203.0.113.1".into(), vec![]));
+    let (external, balancer, said) = with(true, false);
+    assert_eq!((external.as_str(), balancer.as_str(), said.len()), ("", "203.0.113.1", 1));
+    assert_eq!((said[0].field.as_str(), said[0].why.contains("--ignore-external-ips")), ("spec.externalIPs[0]", true));
+    let (external, balancer, said) = with(true, true);
+    assert_eq!((external.as_str(), balancer.as_str(), said.len()), ("", "", 2));
 }

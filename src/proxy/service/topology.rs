@@ -117,6 +117,10 @@ fn categorize(port: &mut ServicePort, candidates: &[Candidate<'_>], place: &Plac
     let pick =
         |chosen: &dyn Fn(&Candidate<'_>) -> bool| candidates.iter().filter(|c| chosen(c)).map(|c| c.endpoint).collect::<Vec<_>>();
     port.has_any = !candidates.is_empty();
+    if let Some(check) = &mut port.health_check_node_port {
+        check.ready = candidates.iter().filter(|c| c.endpoint.local && c.state == State::Ready).map(|c| c.endpoint.ip).collect();
+        check.ready.dedup();
+    }
     if port.uses_cluster() {
         let mode = mode(candidates, place);
         port.cluster = pick(&|c| {
