@@ -86,7 +86,7 @@ fn slice(here: &[u8]) -> String {
 /// A node with an address, as an uplink gives it.
 fn node() -> Node {
     let node = Node::new();
-    for line in ["link add up0 type dummy", "link set up0 up", "addr add 192.0.2.7/24 dev up0"] {
+    for line in ["link add up0 type bridge", "link set up0 up", "addr add 192.0.2.7/24 dev up0"] {
         assert!(node.command("ip").args(line.split(' ')).status().unwrap().success(), "{line}");
     }
     node

@@ -20,6 +20,11 @@ pub fn read(name: &str) -> io::Result<Option<String>> {
     }
 }
 
+/// Whether [`write`] would be let; nothing is written.
+pub fn is_writable(name: &str) -> bool {
+    std::fs::OpenOptions::new().write(true).open(path(name)).is_ok()
+}
+
 pub fn write(name: &str, value: &str) -> io::Result<()> {
     std::fs::write(path(name), value)
 }

@@ -23,6 +23,9 @@ pub struct Facts {
     pub packet_filter: Result<Vec<proxy::lacks::Lack>, String>,
     /// Other people's tables on this host.
     pub foreign: proxy::observe::Foreign,
+    /// Parameters of connection tracking, and whether the one that matters can be written.
+    pub tracking: proxy::tuning::Seen,
+    pub tracking_writable: bool,
     /// bridge-nf-call-iptables; None: not loaded.
     pub bridge_netfilter: Option<String>,
     /// The actions that seccomp filters can take.

@@ -162,6 +162,7 @@ fn packet_filter(facts: &Facts) -> Vec<Finding> {
         let lack = proxy::lacks::lack(proxy::lacks::Feature::Forwarding, said);
         found.push(Finding::not(State::Degraded, lack.feature.name(), lack.said, lack.consequence, lack.cure));
     }
+    found.extend(tracking(facts));
     if let Some(seen) = facts.foreign.kube_proxy_seen() {
         found.push(Finding::not(
             State::Note,
@@ -172,6 +173,21 @@ fn packet_filter(facts: &Facts) -> Vec<Finding> {
         ));
     }
     found
+}
+
+/// None where connection tracking is not loaded: the agent's table loads it.
+fn tracking(facts: &Facts) -> Option<Finding> {
+    const NAME: &str = "connection tracking";
+    let proxy::tuning::Seen { max, established, close_wait, .. } = facts.tracking;
+    let (max, established, close_wait) = (max?, established?, close_wait?);
+    let seen = format!("room for {max} connections, established kept for {established} s, close_wait for {close_wait} s");
+    if facts.tracking_writable {
+        return Some(Finding::ok(NAME, seen));
+    }
+    let effect = "the agent cannot set them for Services: /proc/sys is read-only here";
+    let cure =
+        "sysctl -w net.netfilter.nf_conntrack_max=131072 net.netfilter.nf_conntrack_tcp_timeout_close_wait=3600, on the host";
+    Some(Finding::not(State::Note, NAME, seen, effect, cure))
 }
 
 fn calls(facts: &Facts) -> Vec<Finding> {
@@ -417,6 +433,13 @@ mod tests {
             network: Ok(Vec::new()),
             packet_filter: Ok(Vec::new()),
             foreign: proxy::observe::Foreign::default(),
+            tracking: proxy::tuning::Seen {
+                max: Some(262_144),
+                established: Some(86_400),
+                close_wait: Some(3_600),
+                liberal: Some(0),
+            },
+            tracking_writable: true,
             bridge_netfilter: None,
             seccomp: Ok("kill_process errno allow".into()),
             pidfd: Ok(()),

@@ -13,7 +13,7 @@ use super::facts::{Facts, Place, Tried};
 use crate::config::Roots;
 use crate::runtime::cgroup::Cgroups;
 use crate::sys::file::{self, Resolve};
-use crate::sys::{clock, mount as mounts, mount_table, nftables, pidfd};
+use crate::sys::{clock, mount as mounts, mount_table, nftables, pidfd, sysctl};
 use crate::{net, proxy};
 
 pub fn facts(roots: &Roots) -> Facts {
@@ -33,6 +33,8 @@ pub fn facts(roots: &Roots) -> Facts {
         packet_filter: proxy::lacks::probe().map_err(|e| e.to_string()),
         // Where they cannot be listed the finding above says why.
         foreign: nftables::open().and_then(|mut socket| proxy::observe::foreign(&mut socket)).unwrap_or_default(),
+        tracking: proxy::tuning::seen(),
+        tracking_writable: sysctl::is_writable(proxy::tuning::ESTABLISHED),
         bridge_netfilter: text("/proc/sys/net/bridge/bridge-nf-call-iptables").ok(),
         seccomp: text("/proc/sys/kernel/seccomp/actions_avail"),
         pidfd: tried(pidfd::open(nix::unistd::getpid().as_raw())),

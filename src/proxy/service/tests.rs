@@ -477,7 +477,7 @@ fn many_ports_and_endpoints_are_no_trouble() {
 
 #[test]
 fn a_health_check_counts_ready_endpoints_of_this_node_once() {
-    let spec = "clusterIP: 10.96.0.1, type: LoadBalancer, externalTrafficPolicy: Local, healthCheckNodePort: 31000, ports: [{name: http, port: 80}]";
+    let spec = "clusterIP: 10.96.0.1, type: LoadBalancer, externalTrafficPolicy: Local, healthCheckNodePort: 31000, ports: [{name: http, port: 80, nodePort: 30080}]";
     let text = format!(
         "addressType: IPv4\n{PORTS}\nendpoints: [{}, {}, {}, {}]",
         ep(1, "h", "", ""),
