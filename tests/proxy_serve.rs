@@ -166,7 +166,7 @@ fn metrics_health_and_service_checks_are_kube_proxys() {
     let of = |series: &BTreeMap<String, f64>, name: &str| {
         *series.get(&format!("kubeproxy_{name}")).unwrap_or_else(|| panic!("{name} in {series:?}"))
     };
-    assert_eq!(of(&first, "sync_full_proxy_rules_duration_seconds_count{ip_family=\"IPv4\"}"), 1.0);
+    assert!(of(&first, "sync_full_proxy_rules_duration_seconds_count{ip_family=\"IPv4\"}") >= 1.0);
     assert_eq!(of(&first, "sync_proxy_rules_service_changes_total"), 1.0);
     assert_eq!(of(&first, "sync_proxy_rules_endpoint_changes_pending"), 0.0);
     assert_eq!(of(&first, "sync_proxy_rules_no_local_endpoints_total{ip_family=\"IPv4\",traffic_policy=\"external\"}"), 0.0);
@@ -179,7 +179,7 @@ fn metrics_health_and_service_checks_are_kube_proxys() {
     assert_eq!(get(&node, CHECK).headers["x-load-balancing-endpoint-weight"], "0");
     let then = series(&get(&node, &format!("{METRICS}/metrics")).body);
     assert_eq!(of(&then, "sync_proxy_rules_no_local_endpoints_total{ip_family=\"IPv4\",traffic_policy=\"external\"}"), 1.0);
-    assert_eq!(of(&then, "sync_partial_proxy_rules_duration_seconds_count{ip_family=\"IPv4\"}"), 1.0);
+    assert!(of(&then, "sync_partial_proxy_rules_duration_seconds_count{ip_family=\"IPv4\"}") >= 1.0);
     assert_eq!(of(&then, "network_programming_duration_seconds_count{ip_family=\"IPv4\"}"), 2.0);
     assert_eq!(of(&then, "sync_proxy_rules_endpoint_changes_total"), 2.0);
     // Neither a policy nor a port is for ever.
@@ -320,7 +320,8 @@ fn another_kube_proxy_is_left_alone_until_it_is_gone() {
     let said = |n: &Node, what: &str| n.ok(&["info"]).lines().any(|l| l.starts_with("services ") && l.contains(what));
     node.wait("it yields", 10, |n| said(n, "off while another kube-proxy serves Services here (nftables table ip kube-proxy)"));
     assert_eq!(code(&node, &format!("{METRICS}/healthz")), None, "the ports are the other's");
-    assert_eq!(nft(&node, "list tables").trim(), "table ip kube-proxy", "nothing is made for Services");
+    let nothing_of_services = |n: &Node| ["203.0.113.5", "30080", "10.96.0.0/16"].iter().all(|word| !ours(n).contains(word));
+    assert!(nothing_of_services(&node) && ours(&node).contains("pods to the outside"), "{}", ours(&node));
     let check = String::from_utf8(node.cli(&["check"]).stdout).unwrap();
     assert!(check.contains("there is nftables table ip kube-proxy") && check.contains("--proxy=on"), "{check}");
     assert_eq!(nft(&node, "list table ip kube-proxy"), theirs);
@@ -333,8 +334,7 @@ fn another_kube_proxy_is_left_alone_until_it_is_gone() {
     nft(&node, "add table ip nat");
     nft(&node, "add chain ip nat KUBE-SERVICES");
     node.wait("it yields again", 22, |n| said(n, "chain KUBE-SERVICES of table ip nat"));
-    assert!(!ours(&node).contains("203.0.113.5"), "{}", ours(&node));
-    assert!(!ours(&node).contains("10.96.0.0/16"), "its Services' range is not ours to close");
+    assert!(nothing_of_services(&node), "nor is the Services' range ours to close: {}", ours(&node));
     assert_eq!(code(&node, CHECK), None);
     // Whoever says so serves them beside it; and whoever says off never does.
     node.signal_agent(nix::sys::signal::Signal::SIGTERM);
@@ -375,7 +375,7 @@ fn node_ports_and_external_addresses_follow_flags_and_the_hosts_addresses() {
     node.wait("NodePorts are there", 5, |n| set(n).contains("198.51.100.9"));
     node.wait("and the check", 5, |n| code(n, "http://198.51.100.9:31000/") == Some(200));
     // A lease with another address.
-    ip("addr add 198.51.100.77/24 dev up0");
+    ip("addr add 198.51.100.77/32 dev up0");
     ip("addr del 198.51.100.9/24 dev up0");
     node.wait("they follow", 5, |n| set(n).contains("198.51.100.77") && !set(n).contains("198.51.100.9"));
     node.wait("and the check", 5, |n| code(n, "http://198.51.100.77:31000/") == Some(200));
