@@ -31,7 +31,7 @@ use nix::sys::eventfd::EventFd;
 use super::apply::{ApplyError, Keeper};
 use super::conntrack::{self, Stale};
 use super::lacks::{Feature, Lack};
-use super::layout::frame::{HAIRPIN, HOST_IP_PORTS, HOST_PORTS};
+use super::layout::frame::{HAIRPIN, HOST_IP_PORTS, HOST_PORTS, NODE_PORT_IPS};
 use super::layout::{Ground, Layout, NodePorts};
 use super::mode::Role;
 use super::model::{HealthCheck, HostPortWant, NodeFacts, ServicePort, ServicePortName};
@@ -52,8 +52,8 @@ use crate::sys::{inet, nftables};
 const EVERY: Duration = Duration::from_secs(20);
 /// Somebody who changes our table again and again is answered this often.
 const RESTORE: Duration = Duration::from_secs(1);
-/// What pods hold: wanted in full from the start.
-const OF_PODS: [&str; 3] = [HOST_PORTS, HOST_IP_PORTS, HAIRPIN];
+/// What pods hold, and where NodePorts are: wanted in full from the start.
+const FROM_THE_START: [&str; 4] = [HOST_PORTS, HOST_IP_PORTS, HAIRPIN, NODE_PORT_IPS];
 
 /// What a pod of this node holds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -256,9 +256,7 @@ impl Owner {
         let mut look = Instant::now() + EVERY;
         let families: Vec<bool> = self.families.iter().map(OfFamily::is_v4).collect();
         self.shared().record = Record::of(families.into_iter());
-        self.take_role();
-        self.follow();
-        self.tell_where();
+        self.begin();
         loop {
             if let Err(e) = self.wait(wake, look) {
                 tracing::error!(error = %e, "the proxy ends");

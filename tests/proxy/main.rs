@@ -7,6 +7,7 @@ mod faults;
 mod flows;
 mod front;
 mod ground;
+mod moves;
 mod nft;
 mod packets;
 mod print;

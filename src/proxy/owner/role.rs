@@ -27,14 +27,22 @@ impl Owner {
             }
         };
         let role = Role::of(self.options.mode, &foreign);
-        if role.serves()
-            && !self.role.serves()
-            && let Some(seen) = foreign.kube_proxy_seen()
-        {
+        let known = self.shared().foreign.kube_proxy_seen();
+        if let (None, true, Some(seen)) = (known, role.serves(), foreign.kube_proxy_seen()) {
             tracing::warn!(seen, "another kube-proxy serves Services here too; --proxy=on says that we do all the same");
         }
         self.shared().foreign = foreign;
         self.become_of(role);
+    }
+
+    /// Before the first order. Who is told to serve anyway need not look first.
+    pub(super) fn begin(&mut self) {
+        match self.options.mode {
+            Mode::On => self.become_of(Role::Serving),
+            Mode::Off | Mode::Auto => self.take_role(),
+        }
+        self.follow();
+        self.tell_where();
     }
 
     fn become_of(&mut self, role: Role) {

@@ -7,7 +7,7 @@
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
-use super::{Failure, OF_PODS, Owner, Shared, note};
+use super::{FROM_THE_START, Failure, Owner, Shared, note};
 use crate::proxy::ProxyError;
 use crate::proxy::apply::{ApplyError, Done, Keeper, Reach};
 use crate::proxy::lacks::{self, Feature};
@@ -77,7 +77,7 @@ impl Owner {
     }
 
     pub(super) fn try_bring(&mut self, at: usize) -> Result<Done, ProxyError> {
-        let reach = if self.services_known { Reach::All } else { Reach::Sets(&OF_PODS) };
+        let reach = if self.services_known { Reach::All } else { Reach::Sets(&FROM_THE_START) };
         let Some(of) = self.families.get(at) else { return Ok(Done::default()) };
         let (family, there) = (of.family, of.was_whole);
         let effect = self.effect(family);
