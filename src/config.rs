@@ -48,6 +48,8 @@ pub struct Config {
     /// Nameservers of pods that ask for the cluster's. Empty: the node's own server.
     pub cluster_dns: Vec<IpAddr>,
     pub proxying: Proxying,
+    /// NetworkPolicies are enforced.
+    pub policy: bool,
 }
 
 /// `--dns`.
@@ -92,6 +94,7 @@ impl Config {
             dns: Dns::Auto,
             cluster_dns: Vec::new(),
             proxying: Proxying::default(),
+            policy: true,
         }
     }
 }

@@ -49,6 +49,7 @@ const PURE: &[&str] = &[
     "proxy/service/",
     "proxy/alone/",
     "proxy/layout/",
+    "proxy/policy/",
     "proxy/table/",
     "dns/answer.rs",
     "dns/cache.rs",

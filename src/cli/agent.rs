@@ -107,6 +107,12 @@ const CLUSTER_DNS: Flag = Flag {
     value: Some("IP"),
     help: "nameserver of pods that ask for the cluster's; may be given three times (default: the node's own server)",
 };
+const POLICY: Flag = Flag {
+    long: "policy",
+    short: None,
+    value: Some("on|off"),
+    help: "enforce NetworkPolicies; off for clusters that bring their own (default: on)",
+};
 pub const CLUSTER_DOMAIN: Flag = Flag {
     long: "cluster-domain",
     short: None,
@@ -145,6 +151,7 @@ pub const VERB: Verb = Verb {
         &proxy::CONNTRACK_ESTABLISHED,
         &proxy::CONNTRACK_CLOSE_WAIT,
         &proxy::CONNTRACK_BE_LIBERAL,
+        &POLICY,
         &CGROUP_PARENT,
         &REGISTRIES,
         &CONTAINER_LOG_MAX_SIZE,
@@ -214,6 +221,13 @@ pub fn config(given: &Given) -> Result<Config, CliError> {
     }
     for text in given.all(&CLUSTER_DNS)? {
         config.cluster_dns.push(text.parse().map_err(|_| usage(&CLUSTER_DNS, text, "an address such as 10.96.0.10"))?);
+    }
+    if let Some(text) = given.text(&POLICY)? {
+        config.policy = match text {
+            "on" => true,
+            "off" => false,
+            other => return Err(usage(&POLICY, other, "on or off")),
+        };
     }
     if let Some(text) = given.text(&CLUSTER_DOMAIN)? {
         let domain = text.strip_suffix('.').unwrap_or(text);

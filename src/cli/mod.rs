@@ -22,6 +22,7 @@ mod net;
 mod pod;
 mod pod_row;
 mod pods;
+mod policies;
 mod proxy;
 mod runtime;
 mod services;
@@ -45,6 +46,7 @@ pub const VERBS: &[&Verb] = &[
     &logs::VERB,
     &exec::VERB,
     &services::VERB,
+    &policies::VERB,
     &proxy::TRACE,
     &proxy::PLAN,
     &images::IMAGES,

@@ -23,6 +23,7 @@ use super::observe;
 use super::plan;
 use super::recover;
 use super::rooms::{self, OpenError, Rooms, Start};
+use super::services::policies::{self, Policies};
 use super::services::{self, Services};
 use super::source::{DesiredPod, Source, SourceConfig, SourceError, SourceUpdate};
 use super::views;
@@ -101,6 +102,7 @@ impl Agent {
         let planner = Planner {
             services,
             served: false,
+            policies: Policies::new(rooms.config.policy, rooms.dns_servers()),
             unsaved: None,
             saving: false,
             rooms: Arc::clone(&rooms),
@@ -220,6 +222,7 @@ struct Planner {
     services: Services,
     /// The proxy knows which Services there are.
     served: bool,
+    policies: Policies,
     /// Addresses of Services that are not on the disk yet.
     unsaved: Option<Memory>,
     saving: bool,
@@ -338,6 +341,10 @@ impl Planner {
             Request::Services { reply } => {
                 let _ = reply.send(self.services.views());
             }
+            Request::Policies { namespace, name, reply } => {
+                let pods = policies::pods(&self.desired, &self.observed);
+                let _ = reply.send(self.policies.view(self.services.manifest_objects(), pods, &namespace, &name));
+            }
             Request::Problems { reply } => {
                 let _ = reply.send(self.update.problems.clone());
             }
@@ -359,6 +366,7 @@ impl Planner {
     /// Plans and hands out, until nothing more is due now. Gives the next due time.
     fn turn(&mut self) -> Option<i64> {
         self.tend();
+        self.police();
         let wake = loop {
             let now = now();
             let plan = plan::plan(&self.desired, &self.observed, now);
@@ -391,6 +399,19 @@ impl Planner {
         self.served = true;
         if let Err(error) = self.rooms.proxy.tell_services(v4, v6) {
             tracing::error!(error = %crate::obs::chain(&error), "Services are not served any more");
+        }
+    }
+
+    /// Ahead of what the turn hands out: a pod that is attached was told of before. What an earlier
+    /// agent left of policies stays until the source has spoken.
+    fn police(&mut self) {
+        if !self.told || self.rooms.config.manifests.is_none() {
+            return;
+        }
+        let pods = policies::pods(&self.desired, &self.observed);
+        let Some(world) = self.policies.news(self.services.manifest_objects(), pods) else { return };
+        if let Err(error) = self.rooms.proxy.tell_policies(world) {
+            tracing::error!(error = %crate::obs::chain(&error), "NetworkPolicies are not followed any more");
         }
     }
 

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
+use super::services::policies::PolicyView;
 use super::services::view::ServiceView;
 use super::source::{Origin, Problem, Warning};
 use crate::api::status::PodStatus;
@@ -33,6 +34,12 @@ pub enum Request {
     },
     Services {
         reply: Sender<Vec<ServiceView>>,
+    },
+    /// None: there is no such pod.
+    Policies {
+        namespace: String,
+        name: String,
+        reply: Sender<Option<PolicyView>>,
     },
     /// End all pods now, within that many seconds each; answers when they have ended.
     StopAll {
@@ -154,6 +161,12 @@ impl AgentHandle {
     /// Every Service as it is served, by namespace and name.
     pub fn services(&self) -> Result<Vec<ServiceView>, AskError> {
         self.ask(|reply| Request::Services { reply })
+    }
+
+    /// What NetworkPolicies say of a pod.
+    pub fn policies(&self, namespace: &str, name: &str) -> Result<Option<PolicyView>, AskError> {
+        let (namespace, name) = (namespace.to_owned(), name.to_owned());
+        self.ask(|reply| Request::Policies { namespace, name, reply })
     }
 
     pub fn images_in_use(&self) -> Result<Vec<String>, AskError> {

@@ -67,6 +67,11 @@ pub struct Rooms {
 }
 
 impl Rooms {
+    /// Where pods ask the node's own DNS server; none where they ask somebody else.
+    pub fn dns_servers(&self) -> Vec<IpAddr> {
+        if self.dns.is_some() && self.config.cluster_dns.is_empty() { self.net.gateways() } else { Vec::new() }
+    }
+
     /// What Services were given: the next start gives them the same.
     pub fn save_addresses(&self, addresses: &Memory) -> Result<(), StoreError> {
         // Names and numbers: they always have a form in JSON.

@@ -78,12 +78,12 @@ pub struct Done {
 }
 
 /// Whose elements, chains and sets a call may take out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy)]
 pub enum Reach<'a> {
     /// Everybody's: what is wanted is all that is wanted.
     All,
-    /// Elements of these sets; of the rest nobody has said yet what is wanted.
-    Sets(&'a [&'a str]),
+    /// Those of chains and sets with such names; of the rest nobody has said yet what is wanted.
+    Named(&'a dyn Fn(&str) -> bool),
 }
 
 #[derive(Debug)]
@@ -156,8 +156,8 @@ impl Keeper {
         let look = observe::look(&mut self.socket, &wanted);
         let look = look.map_err(|source| ApplyError::Look { table: said(&wanted), source })?;
         let mut acts = read_back::plan(look.structure.as_ref(), &wanted, &look.wrong);
-        if let Reach::Sets(sets) = reach {
-            leave_others(&mut acts, &wanted, sets);
+        if let Reach::Named(known) = reach {
+            leave_others(&mut acts, &wanted, known);
         }
         let done = Done { acts: acts.main.len() + acts.sweep.len(), was_there: look.structure.is_some() };
         let (bad, committed) = commit_most(&mut self.socket, &wanted, acts.main.clone())?;
@@ -292,14 +292,14 @@ fn sweep(socket: &mut Socket, table: &Table, acts: &Acts) -> u32 {
 }
 
 /// Takes out of the acts what would remove what somebody else has still to say whether he wants it.
-fn leave_others(acts: &mut Acts, wanted: &Table, sets: &[&str]) {
-    acts.sweep.clear();
+fn leave_others(acts: &mut Acts, wanted: &Table, known: &dyn Fn(&str) -> bool) {
+    acts.sweep.retain(|act| matches!(act, Act::DeleteChain(name) if known(name)));
     acts.main.retain(|act| match act {
         // A chain that is wanted empty is one that those fill who have not spoken yet.
-        Act::FlushChain(name) => wanted.chains.get(*name).is_some_and(|chain| !chain.rules.is_empty()),
-        Act::DeleteChain(name) => wanted.chains.contains_key(*name),
-        Act::DeleteSet(name) => wanted.sets.contains_key(*name),
-        Act::DeleteElements { set, .. } => sets.contains(&&***set),
+        Act::FlushChain(name) => wanted.chains.get(*name).is_some_and(|chain| !chain.rules.is_empty()) || known(name),
+        Act::DeleteChain(name) => wanted.chains.contains_key(*name) || known(name),
+        Act::DeleteSet(name) => wanted.sets.contains_key(*name) || known(name),
+        Act::DeleteElements { set, .. } => known(set),
         Act::AddTable | Act::AddChain(..) | Act::AddSet(..) | Act::AddElements { .. } | Act::AddRules(..) => true,
     });
 }

@@ -1,4 +1,4 @@
-//! Which flows have to be forgotten when Services and host ports change, and doing it.
+//! Which flows have to be forgotten when Services, host ports and policies change, and doing it.
 //!
 //! Connection tracking remembers a translation for as long as packets come, so UDP clients would
 //! go on to an endpoint that is gone, or to nobody where there was none when they began
@@ -9,6 +9,8 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use super::model::{Endpoint, HostPortWant, L4, ServicePort};
+use super::policy::{self, PolicyModel};
+use super::table::ir::Family;
 use crate::sys::conntrack::{self, Filter};
 use crate::sys::netlink::NetlinkError;
 
@@ -98,6 +100,24 @@ pub fn forget(flows: &BTreeSet<Stale>, own: &[IpAddr]) -> Result<usize, NetlinkE
         return Ok(0);
     }
     conntrack::forget(&mut conntrack::open()?, &filters(flows, own))
+}
+
+/// Ends the flows of isolated pods that policies deny; how many there were.
+pub fn end_denied(model: &PolicyModel, family: Family, own: &BTreeSet<IpAddr>) -> Result<usize, NetlinkError> {
+    conntrack::forget_where(&mut conntrack::open()?, family.number(), |flow| is_denied(model, flow, own))
+}
+
+fn is_denied(model: &PolicyModel, flow: &conntrack::Flow, own: &BTreeSet<IpAddr>) -> bool {
+    // Whoever answers is the destination after translation; what masquerading made of the source
+    // comes behind policies.
+    let judged = policy::Flow {
+        source: flow.original.source,
+        destination: flow.reply.source,
+        protocol: flow.original.protocol,
+        port: flow.reply.source_port,
+    };
+    let concerned = [judged.source, judged.destination].iter().any(|ip| model.subjects.contains_key(ip));
+    concerned && model.verdict(&judged, own.contains(&judged.source)) != policy::Verdict::Allowed
 }
 
 fn filters(flows: &BTreeSet<Stale>, own: &[IpAddr]) -> Vec<Filter> {

@@ -19,6 +19,7 @@ pub mod mode;
 pub mod model;
 pub mod observe;
 mod owner;
+pub mod policy;
 pub mod serve;
 pub mod service;
 pub mod table;
@@ -43,6 +44,7 @@ use model::{Cidr, NodeFacts};
 use observe::Foreign;
 use owner::{Order, Owner, Shared, Wish};
 pub use owner::{PodPorts, ServiceChange};
+use policy::World;
 use serve::{ServeConfig, Servers};
 use table::ir::Table;
 use tuning::Limits;
@@ -132,7 +134,7 @@ impl Proxy {
         self.order(Wish::Pods(pods))
     }
 
-    /// The pod's host ports lead to it when this returns, and no others.
+    /// The pod's host ports lead to it when this returns, and no others; policies isolate it.
     pub fn set_pod(&self, uid: &str, pod: PodPorts) -> Result<(), ProxyError> {
         self.order(Wish::Pod(uid.to_owned(), Some(pod)))
     }
@@ -151,6 +153,19 @@ impl Proxy {
     /// As [`Proxy::change_services`], for who cannot wait: what fails is said, kept and tried again.
     pub fn tell_services(&self, v4: ServiceChange, v6: ServiceChange) -> Result<(), ProxyError> {
         self.send(Wish::Services { v4, v6 }).map(drop)
+    }
+
+    /// NetworkPolicies and all that they speak of; in the place of all that was told before. Until
+    /// the first word the chains of an earlier agent stay. Of this node's pods those are isolated
+    /// that hold addresses: whose names and labels came before [`Proxy::set_pod`] has its verdicts
+    /// when that returns.
+    pub fn set_policies(&self, world: World) -> Result<(), ProxyError> {
+        self.order(Wish::Policies(world))
+    }
+
+    /// As [`Proxy::set_policies`], for who cannot wait: what fails is said, kept and tried again.
+    pub fn tell_policies(&self, world: World) -> Result<(), ProxyError> {
+        self.send(Wish::Policies(world)).map(drop)
     }
 
     /// The node is another than it was.

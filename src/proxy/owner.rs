@@ -7,12 +7,13 @@
 //! ```
 //!
 //! Invariants: an order is answered after the kernel has acknowledged what it asked for. Until
-//! somebody has said which Services there are, those that an earlier agent left in the kernel
-//! stay. A change of our table by somebody else is undone within a second and said once a minute
+//! somebody has said which Services and policies there are, those that an earlier agent left in the
+//! kernel stay. A change of our table by somebody else is undone within a second and said once a minute
 //! at most. A failure is said when it begins and when it ends.
 
 mod account;
 mod node;
+mod policies;
 mod role;
 mod watch;
 mod write;
@@ -36,6 +37,7 @@ use super::layout::{Ground, Layout, NodePorts};
 use super::mode::Role;
 use super::model::{HealthCheck, HostPortWant, NodeFacts, ServicePort, ServicePortName};
 use super::observe::Foreign;
+use super::policy::World;
 use super::serve::Check;
 use super::serve::record::Record;
 use super::service::Change;
@@ -47,6 +49,7 @@ use crate::store::effects::{Effect, Effects};
 use crate::sys::chain::chain;
 use crate::sys::netlink::Socket;
 use crate::sys::{inet, nftables};
+use policies::Policies;
 
 /// A look at who else is there, and at all of it where no notification tells of changes.
 const EVERY: Duration = Duration::from_secs(20);
@@ -101,6 +104,8 @@ pub(super) enum Wish {
         node: NodeFacts,
         service_cidrs: Vec<super::model::Cidr>,
     },
+    /// NetworkPolicies and all that they speak of.
+    Policies(World),
     /// Tell what is wanted.
     Tables(Sender<Vec<Table>>),
     /// Compare with the kernel and mend.
@@ -133,6 +138,8 @@ pub(super) struct Shared {
 struct OfFamily {
     family: Family,
     layout: Layout,
+    /// Chains and sets of policies.
+    policy: Table,
     /// None until the first use, and where there is no nf_tables.
     keeper: Option<Keeper>,
     /// What the kernel cannot do.
@@ -179,6 +186,7 @@ pub(super) struct Owner {
     pods: BTreeMap<String, PodPorts>,
     /// Somebody has said which Services there are.
     services_known: bool,
+    policies: Policies,
     /// Nobody has asked for anything since we removed all.
     idle: bool,
     notices: Option<Socket>,
@@ -209,6 +217,7 @@ impl Owner {
             .map(|family| OfFamily {
                 family,
                 layout: Layout::new(Ground::of(family, &config.table, &config.node, &config.service_cidrs, true)),
+                policy: Table::new(family, &config.table),
                 keeper: None,
                 needs: BTreeSet::new(),
                 was_whole: false,
@@ -242,6 +251,7 @@ impl Owner {
             families,
             pods: BTreeMap::new(),
             services_known: false,
+            policies: Policies::default(),
             idle: true,
             notices,
             generation: 0,
@@ -318,14 +328,14 @@ impl Owner {
         match wish {
             Wish::Pods(pods) => {
                 self.pods = pods;
-                for at in 0..self.families.len() {
-                    // Nothing was written: what is there is compared at the first use.
-                    self.lay_out_pods(at);
-                }
+                // Nothing was written: what is there is compared at the first use.
+                (0..self.families.len()).for_each(|at| drop(self.lay_out_pods(at)));
+                self.lay_out_policies();
                 Ok(())
             }
             Wish::Pod(uid, pod) => self.pod(uid, pod),
             Wish::Services { v4, v6 } => self.services(v4, v6, since),
+            Wish::Policies(world) => self.policies(world),
             Wish::Node { node, service_cidrs } => {
                 (self.config.node, self.config.service_cidrs) = (node, service_cidrs);
                 self.move_ground();
@@ -333,7 +343,7 @@ impl Owner {
             }
             Wish::Tables(give) => {
                 // Whoever asked may have left.
-                let _ = give.send(self.families.iter().map(|of| of.layout.table().without(&of.needs)).collect());
+                let _ = give.send(self.families.iter().map(OfFamily::wanted).collect());
                 Ok(())
             }
             Wish::Ensure => {
@@ -360,27 +370,38 @@ impl Owner {
             None => self.pods.remove(&uid),
         };
         let (before, after) = (before.unwrap_or_default(), pod.unwrap_or_default());
-        let (wants_ports, leaves) = (!after.host_ports.is_empty(), after == PodPorts::default());
-        for at in 0..self.families.len() {
-            let changes = self.lay_out_pods(at);
-            // Nothing is made in order to take a pod out of it.
-            if leaves && !self.is_there(at)? {
-                continue;
-            }
-            self.change(at, &changes)?;
-            let Some(of) = self.families.get(at) else { continue };
-            if wants_ports && of.needs.contains(&Need::Fib) && self.cannot_serve() {
-                return Err(self.lacking(of.family));
-            }
-            if let Some(why) = of.keeper.as_ref().and_then(|k| k.has_refused(&changes)) {
-                return Err(ProxyError::Refused { why });
-            }
+        let (was, policies) = self.lay_out_policies();
+        let mut result = Ok(());
+        for (at, policy) in policies.into_iter().enumerate() {
+            let changes = policy.and(self.lay_out_pods(at));
+            result = result.and(self.put_pod(at, &after, &changes));
         }
         let mut stale = BTreeSet::new();
         before.host_ports.iter().filter(|p| !after.host_ports.contains(p)).for_each(|p| conntrack::closed(p, &mut stale));
         after.host_ports.iter().filter(|p| !before.host_ports.contains(p)).for_each(|p| conntrack::opened(p, &mut stale));
         self.forget(&stale);
-        Ok(())
+        self.end_denied(&was);
+        result
+    }
+
+    fn put_pod(&mut self, at: usize, pod: &PodPorts, changes: &Changes) -> Result<(), ProxyError> {
+        // Nothing is made in order to take a pod out of it.
+        if *pod == PodPorts::default() && !self.is_there(at)? {
+            return Ok(());
+        }
+        self.change(at, changes)?;
+        let Some(of) = self.families.get(at) else { return Ok(()) };
+        if !pod.host_ports.is_empty() && of.needs.contains(&Need::Fib) && self.cannot_serve() {
+            return Err(self.lacking(of.family, &[Need::Fib, Need::Nat]));
+        }
+        // Half of an isolation is none.
+        if of.needs.contains(&Need::Conntrack) && pod.addresses.iter().any(|ip| self.policies.isolate(*ip)) {
+            return Err(self.lacking(of.family, &[Need::Conntrack]));
+        }
+        match of.keeper.as_ref().and_then(|k| k.has_refused(changes)) {
+            Some(why) => Err(ProxyError::Refused { why }),
+            None => Ok(()),
+        }
     }
 
     fn is_there(&self, at: usize) -> Result<bool, ProxyError> {
@@ -405,11 +426,11 @@ impl Owner {
         self.families.iter().all(|of| of.needs.contains(&Need::Fib) || of.needs.contains(&Need::Nat) || of.keeper.is_none())
     }
 
-    fn lacking(&self, family: Family) -> ProxyError {
+    fn lacking(&self, family: Family, needs: &[Need]) -> ProxyError {
         let shared = self.shared();
         let of = |l: &&Lack| match l.feature {
             Feature::NfTables => true,
-            Feature::Table { family: f, need } => f == family && matches!(need, Need::Fib | Need::Nat),
+            Feature::Table { family: f, need } => f == family && needs.contains(&need),
             Feature::Sctp | Feature::Forwarding => false,
         };
         match shared.lacks.values().find(of).cloned() {
@@ -512,6 +533,7 @@ impl Owner {
         }
         self.pods.clear();
         (0..self.families.len()).for_each(|at| drop(self.lay_out_pods(at)));
+        self.lay_out_policies();
         Ok(())
     }
 

@@ -202,6 +202,8 @@ impl Ground {
         }
         for ns in [node, &self.a, &self.b, &self.outside] {
             ns.set("ipv6/conf/default/accept_dad", "0");
+            // Pods do not reach each other but through the node, as in the network room.
+            ns.set("ipv6/conf/default/accept_redirects", "0");
         }
         node.ip("link add tp0 type bridge");
         for family in ["iptables", "ip6tables"] {

@@ -10,6 +10,7 @@ mod ground;
 mod moves;
 mod nft;
 mod packets;
+mod policies;
 mod print;
 mod sample;
 mod size;

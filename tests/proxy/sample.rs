@@ -180,6 +180,7 @@ pub fn table(family: Family) -> Table {
             vec![Step::DestinationPorts { first: 80, last: 90, not: false }, verdict(Verdict::Drop)],
             vec![Step::DestinationPorts { first: 80, last: 90, not: true }, verdict(Verdict::Drop)],
             vec![Step::DestinationPorts { first: 80, last: 80, not: true }, verdict(Verdict::Drop)],
+            vec![Step::Protocol { number: 6, not: false }, Step::TcpOpens { not: true }, verdict(Verdict::Drop)],
             vec![
                 Step::InSet {
                     key: vec![Field::Destination, Field::Protocol, Field::DestinationPort, Field::Source],

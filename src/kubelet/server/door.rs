@@ -9,7 +9,8 @@ use serde_json::value::RawValue;
 
 use super::Agent;
 use super::model::{
-    AgentInfo, AttemptView, ContainerView, ExecAsk, Failure, FailureKind, ImageView, PodView, PodsAsk, ProblemView, ServiceView,
+    AgentInfo, AttemptView, ContainerView, ExecAsk, Failure, FailureKind, ImageView, PodView, PodsAsk, PolicyView, ProblemView,
+    ServiceView,
 };
 use crate::config::Roots;
 use crate::dns::Dns;
@@ -75,6 +76,13 @@ impl Agent for Door {
 
     fn services(&self) -> Result<Vec<ServiceView>, Failure> {
         Ok(self.handle.services()?)
+    }
+
+    fn policies(&self, pod: &str) -> Result<PolicyView, Failure> {
+        let pods = self.handle.pods()?;
+        let found = find(&pods, pod)?;
+        let gone = || Failure::new(FailureKind::NotFound, format!("pod {}/{} is gone", found.namespace, found.name));
+        self.handle.policies(&found.namespace, &found.name)?.ok_or_else(gone)
     }
 
     fn tables(&self, give: &mut dyn FnMut(String) -> Result<(), Failure>) -> Result<(), Failure> {

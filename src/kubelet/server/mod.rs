@@ -17,7 +17,7 @@ pub use frame::{Frame, FrameError, MAX_ANSWER, MAX_REQUEST, receive, send};
 pub use serve::{Server, ServerError};
 
 use crate::runtime::ExecProcess;
-use model::{AgentInfo, ExecAsk, Failure, ImageView, PodView, PodsAsk, ProblemView, ServiceView};
+use model::{AgentInfo, ExecAsk, Failure, ImageView, PodView, PodsAsk, PolicyView, ProblemView, ServiceView};
 
 /// What the server asks of the agent; [`Door`] is the real one. Every call may block its own
 /// thread, none the planner.
@@ -27,6 +27,8 @@ pub trait Agent: Send + Sync + 'static {
     fn problems(&self) -> Result<Vec<ProblemView>, Failure>;
     /// By namespace and name.
     fn services(&self) -> Result<Vec<ServiceView>, Failure>;
+    /// What NetworkPolicies say of a pod.
+    fn policies(&self, pod: &str) -> Result<PolicyView, Failure>;
     /// The proxy's tables, piece by piece.
     fn tables(&self, give: &mut dyn FnMut(String) -> Result<(), Failure>) -> Result<(), Failure>;
     fn trace(&self, from: &str, to: &str) -> Result<String, Failure>;

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use crate::api::status::PodStatus;
+pub use crate::kubelet::services::policies::{AllowedView, DirectionView, PolicyView};
 pub use crate::kubelet::services::view::{PortView, ServiceView};
 
 pub const PROTOCOL: u32 = 1;
@@ -29,6 +30,10 @@ pub enum Ask {
     Info {},
     /// Every Service, as it is served.
     Services {},
+    /// What NetworkPolicies say of a pod; `pod` as in exec.
+    Policies {
+        pod: String,
+    },
     /// The proxy's tables as they are wanted; answers `Text`.
     Tables {},
     /// Where a connection goes; answers `Text`. `from`: an address, `node`, or a pod as in exec;
@@ -91,6 +96,7 @@ pub enum Answer {
     Info(Box<AgentInfo>),
     Image(ImageView),
     Service(Box<ServiceView>),
+    Policies(Box<PolicyView>),
     /// Descriptors ride along: the connection to the pod's monitor that tells the end and takes
     /// signals and sizes, then the pty's master with a tty, else stdin (if asked for), stdout,
     /// stderr.

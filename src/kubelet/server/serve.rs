@@ -181,7 +181,7 @@ fn serve(stream: &UnixStream, place: &Place, agent: &dyn Agent) {
 fn handle(stream: &UnixStream, place: &Place, agent: &dyn Agent, ask: Ask) -> Result<(), Failure> {
     let doing = match ask {
         Ask::Pods(_) | Ask::Info {} | Ask::Services {} | Ask::Images {} | Ask::Exec(_) => Doing::Short,
-        Ask::Tables {} | Ask::Trace { .. } => Doing::Short,
+        Ask::Policies { .. } | Ask::Tables {} | Ask::Trace { .. } => Doing::Short,
         Ask::Pull { .. } | Ask::Import { .. } | Ask::StopAll { .. } => Doing::Long,
     };
     if !place.begins(doing) {
@@ -194,6 +194,7 @@ fn handle(stream: &UnixStream, place: &Place, agent: &dyn Agent, ask: Ask) -> Re
             agent.problems()?.into_iter().try_for_each(|problem| give(&Answer::Problem(problem)))
         }
         Ask::Services {} => agent.services()?.into_iter().try_for_each(|s| give(&Answer::Service(Box::new(s)))),
+        Ask::Policies { pod } => give(&Answer::Policies(Box::new(agent.policies(&pod)?))),
         Ask::Tables {} => agent.tables(&mut |text| give(&Answer::Text { text })),
         Ask::Trace { from, to } => give(&Answer::Text { text: agent.trace(&from, &to)? }),
         Ask::Info {} => give(&Answer::Info(Box::new(agent.info()?))),

@@ -15,10 +15,11 @@ use super::status::render;
 use crate::api::endpoint_slice::EndpointSlice;
 use crate::api::service::Service;
 use crate::proxy::alone::{self, Memory, Pod};
-use crate::proxy::model::{Cidr, LocalPod, NamedPort, NodeFacts, ServicePort, Skipped};
+use crate::proxy::model::{Cidr, LocalPod, NodeFacts, ServicePort, Skipped};
 use crate::proxy::service::{Cache, Change, Name};
 
 pub mod env;
+pub mod policies;
 pub mod view;
 
 #[cfg(test)]
@@ -227,15 +228,13 @@ pub fn pods(desired: &Desired, observed: &Observed) -> Vec<Pod> {
             if addresses.is_empty() || state.finished.is_some() {
                 return None;
             }
-            let ports = pod.spec.containers.iter().flat_map(|c| &c.ports).filter(|p| !p.name.is_empty());
-            let ports = ports.map(|p| NamedPort { name: p.name.clone(), number: p.container_port, protocol: p.protocol.into() });
             let local = LocalPod {
                 uid: uid.as_str().to_owned(),
                 namespace: state.namespace.clone(),
                 name: state.name.clone(),
                 addresses,
-                labels: pod.metadata.labels.clone(),
-                ports: ports.collect(),
+                labels: policies::labels(desired, uid, pod),
+                ports: policies::named_ports(pod),
                 host_network,
             };
             let (hostname, subdomain) = (pod.spec.hostname.clone(), pod.spec.subdomain.clone());

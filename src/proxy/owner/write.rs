@@ -11,6 +11,7 @@ use super::{FROM_THE_START, Failure, Owner, Shared, note};
 use crate::proxy::ProxyError;
 use crate::proxy::apply::{ApplyError, Done, Keeper, Reach};
 use crate::proxy::lacks::{self, Feature};
+use crate::proxy::policy::part::PREFIX;
 use crate::proxy::table::changes::Changes;
 use crate::proxy::table::needs::Need;
 use crate::sys::chain::chain;
@@ -64,6 +65,9 @@ impl Owner {
                     tracing::info!(family, table, "installed our nftables table");
                 }
                 of.was_whole = true;
+                if done.acts > 0 {
+                    self.end_denied_of(at);
+                }
             }
             Err(error) => {
                 let said = chain(error).to_string();
@@ -77,7 +81,12 @@ impl Owner {
     }
 
     pub(super) fn try_bring(&mut self, at: usize) -> Result<Done, ProxyError> {
-        let reach = if self.services_known { Reach::All } else { Reach::Sets(&FROM_THE_START) };
+        let (services, policies) = (self.services_known, self.policies.known);
+        let known = |name: &str| match name.starts_with(PREFIX) {
+            true => policies,
+            false => services || FROM_THE_START.contains(&name),
+        };
+        let reach = if services && policies { Reach::All } else { Reach::Named(&known) };
         let Some(of) = self.families.get(at) else { return Ok(Done::default()) };
         let (family, there) = (of.family, of.was_whole);
         let effect = self.effect(family);
@@ -88,7 +97,7 @@ impl Owner {
         let mut probed = false;
         loop {
             let Some(of) = self.families.get_mut(at) else { return Ok(Done::default()) };
-            let table = of.layout.table().without(&of.needs);
+            let table = of.wanted();
             let brought = match &mut of.keeper {
                 Some(keeper) => keeper.bring(table, reach, Instant::now()),
                 none => Keeper::new().and_then(|keeper| none.insert(keeper).bring(table, reach, Instant::now())),

@@ -42,6 +42,14 @@ impl Changes {
         self.elements.values().map(BTreeMap::len).sum()
     }
 
+    /// Both, of chains and sets with other names.
+    pub fn and(mut self, other: Changes) -> Changes {
+        self.sets.extend(other.sets);
+        self.chains.extend(other.chains);
+        self.elements.extend(other.elements);
+        self
+    }
+
     /// Makes the second table of the first.
     pub fn apply_to(&self, table: &mut Table) {
         for (name, change) in &self.sets {

@@ -17,6 +17,9 @@ use crate::sys::nftables::{self, Batch, Content, Set, SetData, comment_text};
 const LOCAL: u32 = 2;
 /// IPS_DST_NAT of linux/netfilter/nf_conntrack_common.h.
 const CT_DST_NAT: u32 = 1 << 5;
+/// TCP's flags fin, syn, rst and ack (RFC 9293); a connection begins with syn alone.
+const TCP_STATE: u8 = 0x17;
+const TCP_SYN: u8 = 0x02;
 /// A rule's words without their fingerprint.
 const COMMENT_MAX: usize = 100;
 
@@ -282,6 +285,10 @@ fn step_exprs(family: Family, step: &Step, into: &mut Vec<Expr>) {
                     into.extend([expr::compare(first, Compare::AtLeast, &low), expr::compare(first, Compare::AtMost, &high)])
                 }
             }
+        }
+        Step::TcpOpens { not } => {
+            into.extend([expr::payload(expr::Base::Transport, 13, 1, first), expr::bits(first, &[TCP_STATE], &[0])]);
+            into.push(expr::compare(first, equality(*not), &[TCP_SYN]));
         }
         Step::InSet { key, set, not } => {
             load(family, key, into);

@@ -171,6 +171,8 @@ pub enum Step {
     Protocol { number: u8, not: bool },
     /// `th dport <first>-<last>`; of a protocol that has ports: match that first.
     DestinationPorts { first: u16, last: u16, not: bool },
+    /// `tcp flags & (fin|syn|rst|ack) == syn`: the packet opens a connection; of TCP only: match that first.
+    TcpOpens { not: bool },
     /// `<fields> @set`.
     InSet { key: Vec<Field>, set: Name, not: bool },
     /// `ct state <states>`: any of them.
@@ -279,6 +281,8 @@ impl CtStates {
     /// `established,related`: flows that were let through when they began.
     pub const KNOWN: CtStates = CtStates { established: true, related: true, ..CtStates::NONE };
     pub const NEW: CtStates = CtStates { new: true, ..CtStates::NONE };
+    /// What connection tracking does not look at: neighbour discovery among it.
+    pub const UNTRACKED: CtStates = CtStates { untracked: true, ..CtStates::NONE };
     pub const INVALID: CtStates = CtStates { invalid: true, ..CtStates::NONE };
     const NONE: CtStates = CtStates { new: false, established: false, related: false, invalid: false, untracked: false };
 }

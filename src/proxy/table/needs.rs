@@ -53,6 +53,7 @@ pub fn needs(step: &Step) -> Vec<Need> {
         | Step::OutInterface { .. }
         | Step::Protocol { .. }
         | Step::DestinationPorts { .. }
+        | Step::TcpOpens { .. }
         | Step::MarkHas { .. }
         | Step::MarkOr { .. }
         | Step::MarkXor { .. }

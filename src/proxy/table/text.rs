@@ -164,6 +164,7 @@ pub fn step_text(step: &Step, family: Family) -> String {
         Step::Protocol { number, not } => format!("meta l4proto {}{}", no(not), value_text(&Value::Protocol(*number))),
         Step::DestinationPorts { first, last, not } if first == last => format!("th dport {}{first}", no(not)),
         Step::DestinationPorts { first, last, not } => format!("th dport {}{first}-{last}", no(not)),
+        Step::TcpOpens { not } => format!("tcp flags & (fin | syn | rst | ack) {} syn", if *not { "!=" } else { "==" }),
         Step::InSet { key, set, not } => format!("{} {}@{set}", key_text(key, family), no(not)),
         Step::CtState { states, not } => format!("ct state {}{}", no(not), states_text(*states)),
         Step::CtStatusDnat { not } => format!("ct status {}dnat", if *not { "! " } else { "" }),

@@ -307,6 +307,8 @@ impl<'a> Walk<'a> {
                 Step::OutInterface { name, not } => self.named_so(&self.leaves_by, name, *not),
                 Step::Protocol { number, not } => (self.packet.protocol == *number) != *not,
                 Step::DestinationPorts { first, last, not } => (*first..=*last).contains(&self.packet.destination_port) != *not,
+                // A flow that is new begins as flows begin.
+                Step::TcpOpens { not } => (self.scene.flow == Flow::New) != *not,
                 Step::InSet { key, set, not } => {
                     let found = self.look_up(chain, set, &self.key(key))?;
                     let holds = found.is_some() != *not;
