@@ -112,6 +112,11 @@ impl Node {
         assert!(out.status.success(), "image recipe: {}", String::from_utf8_lossy(&out.stderr));
     }
 
+    /// Who holds the node's namespaces.
+    pub fn holder(&self) -> u32 {
+        self.holder.id()
+    }
+
     /// A command inside the node's namespaces. nsenter execs it without a fork: the pid is the
     /// child's own.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
