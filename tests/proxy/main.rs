@@ -2,6 +2,7 @@
 //! the host's nft and Debian 13's, the `nftables` crate, and packets that arrive or do not.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod bounds;
 mod cost;
 mod faults;
 mod flows;

@@ -117,17 +117,21 @@ fn cluster_ips(out: &mut Allotted, ranges: &[Cidr], memory: &Memory) {
             skip(&mut out.skipped, &wish.name, "spec.clusterIP", why);
         }
     }
+    // Nothing is given back here: who looked through all of a range has looked for everybody.
+    let mut full = Vec::new();
     for wish in wishes.iter_mut().filter(|w| !w.refused) {
         for family in wish.families.clone() {
             if wish.has(family) {
                 continue;
             }
-            match ranges.iter().find(|r| address::family(r.address) == family).and_then(|range| look(&wish.name, range, &taken)) {
+            let range = ranges.iter().find(|r| address::family(r.address) == family && !full.contains(&family));
+            match range.and_then(|range| look(&wish.name, range, &taken)) {
                 Some(ip) => {
                     taken.insert(ip, wish.name.clone());
                     wish.got.push(ip);
                 }
                 None => {
+                    full.extend((!full.contains(&family)).then_some(family));
                     wish.refused = true;
                     let why = format!("no {family:?} address is left: give --service-cidr a wider range, or remove Services");
                     skip(&mut out.skipped, &wish.name, "spec.clusterIP", why);
@@ -282,13 +286,16 @@ fn node_ports(out: &mut Allotted, memory: &Memory) {
             wish.got = Some(wish.given);
         }
     }
+    let mut full = Vec::new();
     for wish in wishes.iter_mut().filter(|w| w.got.is_none() && w.given == 0) {
-        match look_port(&wish.seed, wish.protocol, &taken) {
+        let free = (!full.contains(&wish.protocol)).then(|| look_port(&wish.seed, wish.protocol, &taken));
+        match free.flatten() {
             Some(port) => {
                 taken.insert((wish.protocol, port), wish.name.clone());
                 wish.got = Some(port);
             }
             None => {
+                full.extend((!full.contains(&wish.protocol)).then_some(wish.protocol));
                 let why = format!(
                     "no node port of {} is left in {} to {}: remove Services",
                     wish.protocol,
