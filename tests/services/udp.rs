@@ -1,16 +1,21 @@
 //! Flows that connection tracking remembers: they follow the endpoints.
 
-use std::net::{SocketAddr, UdpSocket};
+use std::io::Read;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use super::Row;
-use super::world::{By, Client, LINGER, NODE, STAY, World, at, node_port, service, vip};
+use super::world::{By, Client, LINGER, NODE, STAY, World, at, node_port, service, slices, vip};
+use nix::sys::socket::{self, AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, SockaddrIn, sockopt};
 
 pub const ROWS: &[Row] = &[
     ("Conntrack should be able to preserve UDP traffic when server pod cycles for a NodePort service", cycles),
     ("Conntrack should be able to preserve UDP traffic when server pod cycles for a ClusterIP service", cycles),
     ("Conntrack should be able to preserve UDP traffic when initial unready endpoints get ready", unready),
     ("Conntrack should be able to preserve UDP traffic when server pod cycles and client is hostNetwork", cycles),
+    ("Conntrack should drop INVALID conntrack entries", invalid),
+    ("KubeProxy should set TCP CLOSE_WAIT timeout [Privileged]", close_wait),
     ("flows to a UDP Service without endpoints are no flows to who was there before (kubernetes#139628)", gone),
 ];
 
@@ -132,4 +137,107 @@ fn gone(w: &World) {
         assert_eq!(talker.ask(), None, "{}", talker.who);
     }
     w.take("vanishes");
+}
+
+/// TCP packets by hand, from and to a pod.
+struct Raw(OwnedFd);
+
+impl Raw {
+    fn new(from: Client) -> Raw {
+        Raw(from.ns.run(|| {
+            let fd = socket::socket(AddressFamily::Inet, SockType::Raw, SockFlag::SOCK_CLOEXEC, SockProtocol::Tcp).unwrap();
+            socket::setsockopt(&fd, sockopt::ReceiveTimeout, &nix::sys::time::TimeVal::new(0, 300_000)).unwrap();
+            fd
+        }))
+    }
+
+    /// An acknowledgement that belongs into no window.
+    fn send(&self, from: (Ipv4Addr, u16), to: (Ipv4Addr, u16)) {
+        let mut packet = Vec::new();
+        packet.extend(from.1.to_be_bytes());
+        packet.extend(to.1.to_be_bytes());
+        packet.extend([0x7f, 0, 0, 1, 0x3f, 0, 0, 1, 5 << 4, 0x10, 0x10, 0, 0, 0, 0, 0]);
+        let pseudo = [&from.0.octets()[..], &to.0.octets(), &[0, 6, 0, 20], &packet].concat();
+        let mut sum: u32 = pseudo.chunks(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum();
+        sum = (sum >> 16) + (sum & 0xffff);
+        sum += sum >> 16;
+        packet[16..18].copy_from_slice(&(!(sum as u16)).to_be_bytes());
+        let [a, b, c, d] = to.0.octets();
+        socket::sendto(self.0.as_raw_fd(), &packet, &SockaddrIn::new(a, b, c, d, 0), MsgFlags::empty()).unwrap();
+    }
+
+    /// Whether a reset comes from there within 0.3 s.
+    fn hears_reset(&self, by: (Ipv4Addr, u16)) -> bool {
+        let mut bytes = [0; 256];
+        while let Ok(n) = socket::recv(self.0.as_raw_fd(), &mut bytes, MsgFlags::empty()) {
+            let packet = &bytes[..n];
+            let header = usize::from(packet[0] & 15) * 4;
+            let port = u16::from_be_bytes([packet[header], packet[header + 1]]);
+            if packet[12..16] == by.0.octets() && port == by.1 && packet[header + 13] & 4 != 0 {
+                return true;
+            }
+        }
+        false
+    }
+}
+
+fn v4(ip: IpAddr) -> Ipv4Addr {
+    match ip {
+        IpAddr::V4(ip) => ip,
+        IpAddr::V6(ip) => panic!("{ip}"),
+    }
+}
+
+/// kubernetes#74839: what is late is not translated back, and the client would reset it.
+fn invalid(w: &World) {
+    let n = w.number();
+    let (a, c) = (w.pod("a").client(), w.pod("c").client());
+    let (server, client) = (v4(a.addresses[0]), v4(c.addresses[0]));
+    let port = |yaml: String| yaml.replace("port: 8080", "port: 9999");
+    w.put("invalid", &port(service("invalid", n, "ports: [{port: 80}]") + &slices("invalid", &[(a.addresses, "testnode")])));
+    let listener = a.ns.run(|| TcpListener::bind((server, 9999)).unwrap());
+    let mut connected = None;
+    w.node.wait("the Service is served", 5, |_| {
+        connected = c.ns.run(|| TcpStream::connect_timeout(&vip(n, 80)[0], Duration::from_millis(400)).ok());
+        connected.is_some()
+    });
+    let mut connected = connected.unwrap();
+    let (mut accepted, peer) = listener.accept().unwrap();
+    let raw = Raw::new(a);
+    // To nobody: the client's kernel says so.
+    raw.send((server, 9998), (client, 9998));
+    assert!(raw.hears_reset((client, 9998)), "packets made by hand do not arrive");
+    raw.send((server, 9999), (client, peer.port()));
+    assert!(!raw.hears_reset((client, peer.port())), "the client has seen a packet of no connection");
+    // And the connection lives.
+    use std::io::Write;
+    accepted.write_all(b"alive").unwrap();
+    let mut word = [0; 5];
+    connected.read_exact(&mut word).unwrap();
+    w.take("invalid");
+}
+
+/// A client that still reads what a server has sent that is gone has an hour for it.
+fn close_wait(w: &World) {
+    let n = w.number();
+    let c = w.pod("c").client();
+    w.put("half", &service("half", n, "selector: {app: web}, ports: [{port: 80, targetPort: 8080}]"));
+    w.hears(c, By::Tcp, vip(n, 80)[0], &["a kept", "b kept"]);
+    for (name, value) in [("established", "86400"), ("close_wait", "3600")] {
+        let file = format!("/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_{name}");
+        assert_eq!(w.host.run(|| std::fs::read_to_string(&file)).unwrap().trim(), value, "{name}");
+    }
+    // The server says all it has to say and closes; the client does not.
+    let mut stream = c.ns.run(|| TcpStream::connect(vip(n, 80)[0]).unwrap());
+    stream.read_to_string(&mut String::new()).unwrap();
+    let out = w.node.command("conntrack").args(["-L", "-p", "tcp", "--state", "CLOSE_WAIT", "-d", &vip(n, 80)[0].ip().to_string()]).output();
+    match out {
+        Ok(out) if out.status.success() => {
+            let text = String::from_utf8_lossy(&out.stdout).into_owned();
+            let left: u32 = text.split_whitespace().nth(2).unwrap_or_default().parse().unwrap_or_else(|_| panic!("{text}"));
+            assert!((3540..=3600).contains(&left), "{text}");
+        }
+        _ => eprintln!("SKIP: no conntrack program: only the limits were looked at"),
+    }
+    w.take("half");
 }

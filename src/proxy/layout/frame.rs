@@ -8,12 +8,14 @@
 //!                          not to this node: return
 //!                          dnat to … map @hostip-hostports, @hostports
 //!                          [ip daddr @nodeport-ips] meta l4proto . th dport @nodeports: goto to-nodeport
-//! forward, outgoing        filter         new: jump refuse
+//! forward                  filter         from a pod, of no connection: drop; new: jump refuse
+//! outgoing                 filter         new: jump refuse
 //! input                    filter         new: jump refuse-input
-//! refuse                   … @noep reject, … @noep-drop drop
-//!                          ip daddr @cluster-ips: reject; to a Service range: drop
-//! refuse-input             … @noep reject, … @noep-drop drop
-//!                          to a port of this node: @noep-nodeports reject, @noep-nodeports-drop drop
+//! refuse                   … @noep goto rejected, … @noep-drop drop
+//!                          ip daddr @cluster-ips: goto rejected; to a Service range: drop
+//! refuse-input             … @noep goto rejected, … @noep-drop drop
+//!                          to a port of this node: @noep-nodeports goto rejected, @noep-nodeports-drop drop
+//! rejected                 TCP: reject with tcp reset; reject
 //! postrouting              nat srcnat     marked: masquerade
 //!                                         translated, a pod to itself: masquerade
 //!                                         pods to the outside: masquerade
@@ -57,6 +59,10 @@ pub const HAIRPIN: &str = "hairpin";
 /// Of packets that are to be masqueraded: kube-proxy's bit, which other programs know to leave
 /// alone. It is gone when the packet leaves.
 pub const MASQUERADE_MARK: u32 = 0x4000;
+
+/// No word of nft's: it could print a chain `reject`, and not read it.
+const REJECTED: &str = "rejected";
+const TCP: u8 = 6;
 
 const DSTNAT: i32 = -100;
 const FILTER: i32 = 0;
@@ -106,7 +112,9 @@ pub(super) fn frame(ground: &Ground) -> Table {
         vec![Rule::new("what begins and nobody serves", vec![Step::CtState { states: CtStates::NEW, not: false }, jump])]
     };
     chain("input", at(ChainType::Filter, Hook::Input, FILTER, new_ones("refuse-input")));
-    chain("forward", at(ChainType::Filter, Hook::Forward, FILTER, new_ones("refuse")));
+    let mut forwarded = stray(ground);
+    forwarded.extend(new_ones("refuse"));
+    chain("forward", at(ChainType::Filter, Hook::Forward, FILTER, forwarded));
     chain("outgoing", at(ChainType::Filter, Hook::Output, FILTER, new_ones("refuse")));
     let mut refused = unserved((WITHOUT, DROPPED), &VIP, &[]);
     refused.extend(no_such_service(ground));
@@ -121,14 +129,36 @@ pub(super) fn frame(ground: &Ground) -> Table {
     ];
     refused.extend(unserved((NODE_PORTS_WITHOUT, NODE_PORTS_DROPPED), &PORT, &here));
     chain("refuse-input", Chain { base: None, rules: refused });
+    chain(REJECTED, Chain { base: None, rules: rejected() });
     table
+}
+
+/// A late packet of a pod that belongs to no connection is not translated back: its receiver would
+/// answer it with a reset, and so end the connection that it was of (kubernetes#74839).
+fn stray(ground: &Ground) -> Vec<Rule> {
+    let of = |pod| vec![pod, Step::CtState { states: CtStates::INVALID, not: false }, Step::Verdict(Verdict::Drop)];
+    ground.sent_by_pods().into_iter().map(|pod| Rule::new("a pod's, of no connection", of(pod))).collect()
+}
+
+/// A connect that is refused by ICMP while its SYN is still being sent, as on this host it may be,
+/// takes no notice and waits for a second; of a reset it hears at once.
+fn rejected() -> Vec<Rule> {
+    let tcp = Step::Protocol { number: TCP, not: false };
+    vec![
+        Rule::new("TCP", vec![tcp, Step::Reject(Reject::TcpReset)]),
+        Rule::new("others", vec![Step::Reject(Reject::PortUnreachable)]),
+    ]
+}
+
+fn reject() -> Step {
+    Step::Verdict(Verdict::Goto(REJECTED.into()))
 }
 
 /// What has no endpoint, by the sets to refuse and to drop.
 fn unserved((without, dropped): (&str, &str), key: &[Field], where_: &[Step]) -> Vec<Rule> {
     let rule = |comment, set, last| Rule::new(comment, [where_, &[in_set(set, key, false), last]].concat());
     vec![
-        rule("no endpoint", without, Step::Reject(Reject::PortUnreachable)),
+        rule("no endpoint", without, reject()),
         rule("no endpoint of this node", dropped, Step::Verdict(Verdict::Drop)),
     ]
 }
@@ -209,7 +239,7 @@ fn masquerading(ground: &Ground) -> Vec<Rule> {
 }
 
 fn no_such_service(ground: &Ground) -> Vec<Rule> {
-    let unknown = vec![in_set(CLUSTER_IPS, &[Field::Destination], false), Step::Reject(Reject::PortUnreachable)];
+    let unknown = vec![in_set(CLUSTER_IPS, &[Field::Destination], false), reject()];
     let mut rules = vec![Rule::new("a port that the Service does not have", unknown)];
     rules.extend(ground.service_cidrs.iter().map(|cidr| {
         let unallocated = vec![Step::DestinationIn { cidr: *cidr, not: false }, Step::Verdict(Verdict::Drop)];

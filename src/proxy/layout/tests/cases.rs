@@ -412,7 +412,7 @@ fn a_trace_tells_rule_service_endpoint_and_end() {
     assert_eq!(told.lines().collect::<Vec<_>>(), lines);
     world.services = vec![exposed(&[])];
     let told = world.walk(&world.table(Family::Ip), packet, 0).to_string();
-    assert!(told.ends_with("refused: port unreachable") && told.contains("@noep (shop/web:http) port unreachable"), "{told}");
+    assert!(told.ends_with("refused: reset") && told.contains("@noep (shop/web:http) goto rejected"), "{told}");
 }
 
 #[test]
@@ -425,7 +425,7 @@ fn the_plan_is_printed_in_nfts_words() {
         "type nat hook prerouting priority -100; policy accept;",
         "\t\tsize 16384\n\t\tflags dynamic,timeout\n\t\ttimeout 10800s\n",
         "meta mark & 0x00004000 == 0x00004000 meta mark set meta mark ^ 0x00004000 masquerade fully-random",
-        "\t\tip daddr @cluster-ips reject comment \"a port that the Service does not have\"",
+        "\t\tip daddr @cluster-ips goto rejected comment \"a port that the Service does not have\"",
     ] {
         assert!(text.contains(words), "{words}\n{text}");
     }
