@@ -88,8 +88,8 @@ fn node_ports(w: &World) {
         let to = std::net::SocketAddr::new(loopback.parse().unwrap(), node_port(n));
         assert_eq!(w.host.ask(own.parse().unwrap(), to), "rejected");
     }
-    // A NodePort that nobody wrote is found, and kept over a restart.
-    w.put("np", &service("np", n, "type: NodePort, selector: {app: web}, ports: [{port: 80, targetPort: 8080}]"));
+    // One that is no longer written stays as it was.
+    w.put("np", &service("np", n, "type: NodePort, selector: {app: web}, ports: [{name: t, port: 80, targetPort: 8080}]"));
     w.all_hear(w.outside(2), By::Tcp, nodes, &["a node", "b node"]);
     w.take("np");
     w.hears(w.outside(2), By::Tcp, nodes[0], &["rejected"]);
