@@ -90,7 +90,8 @@ soak: vendor
 	@tests/setup test
 	@tests/setup fuzz
 	$(CARGO) build --locked --bins --tests
-	CORACLE_SOAK=1 CORACLE_KILLS=$${CORACLE_KILLS:-1000} tests/run kill store node_failpoints runtime volumes vm
+	CORACLE_SOAK=1 CORACLE_KILLS=$${CORACLE_KILLS:-1000} CORACLE_CHURN_SECONDS=300 CORACLE_CHURN_KILLS=50 \
+		tests/run kill churn store node_failpoints runtime volumes vm
 	tests/fuzz/run 300
 
 # Licences, duplicates, sources; advisories where their database can be reached.

@@ -89,7 +89,8 @@ struct Wanted {
 
 impl Wanted {
     fn new() -> Wanted {
-        let now: Vec<BTreeSet<u32>> = (0..=SERVICES).map(|s| if s == CANARY { [0].into() } else { (0..ENDPOINTS as u32).collect() }).collect();
+        let now: Vec<BTreeSet<u32>> =
+            (0..=SERVICES).map(|s| if s == CANARY { [0].into() } else { (0..ENDPOINTS as u32).collect() }).collect();
         let at = Instant::now();
         let all = now.iter().zip(0..).flat_map(|(places, s)| places.iter().map(move |p| place(s, *p)));
         let stays = all.map(|ip| (ip, vec![Stay { from: at, until: None }])).collect();
@@ -258,14 +259,20 @@ fn a_thousand_services_churn_while_the_agent_is_killed() {
     let wanted = Mutex::new(Wanted::new());
     for service in 0..=SERVICES {
         let file = if service == CANARY { "canary.yaml".to_owned() } else { format!("s{service}.yaml") };
-        std::fs::write(node.path("manifests").join(file), manifest(service, &wanted.lock().unwrap().now[service as usize])).unwrap();
+        std::fs::write(node.path("manifests").join(file), manifest(service, &wanted.lock().unwrap().now[service as usize]))
+            .unwrap();
     }
     let begun = Instant::now();
     node.start();
     let from = ip(world::FAR[0]);
     let ask = || lan.ask(from, vip(CANARY));
     canary(&node, &wanted, ask);
-    println!("started with {SERVICES} Services: all served after {:?}, {:?} of CPU, {}", begun.elapsed(), cpu(&node), resident(&node));
+    println!(
+        "started with {SERVICES} Services: all served after {:?}, {:?} of CPU, {}",
+        begun.elapsed(),
+        cpu(&node),
+        resident(&node)
+    );
 
     let mut random = Random(seed);
     what_one_change_costs(&node, &wanted, &mut random, ask);
@@ -276,7 +283,12 @@ fn a_thousand_services_churn_while_the_agent_is_killed() {
         let threads: Vec<_> = places
             .into_iter()
             .zip(1..)
-            .map(|((place, from), n)| scope.spawn({ let (wanted, stop) = (&wanted, &stop); move || place.run(|| clients(wanted, from, seed + n, stop)) }))
+            .map(|((place, from), n)| {
+                scope.spawn({
+                    let (wanted, stop) = (&wanted, &stop);
+                    move || place.run(|| clients(wanted, from, seed + n, stop))
+                })
+            })
             .collect();
         // Whatever fails here: the threads have to end.
         let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
@@ -315,8 +327,17 @@ fn a_thousand_services_churn_while_the_agent_is_killed() {
     let wanted = wanted.into_inner().unwrap();
     let wrong = judge(&wanted, &met);
     println!("{} connections, {} changes, {} served", met.len(), wanted.changes, server.served.load(Ordering::Relaxed));
-    assert!(met.len() as u64 > 20 * seconds && u64::from(wanted.changes) > seconds * u64::from(A_SECOND) / 4, "too little happened");
-    assert!(wrong.is_empty(), "{} of {} connections went wrong:\n{}", wrong.len(), met.len(), wrong.iter().take(30).cloned().collect::<Vec<_>>().join("\n"));
+    assert!(
+        met.len() as u64 > 20 * seconds && u64::from(wanted.changes) > seconds * u64::from(A_SECOND) / 4,
+        "too little happened"
+    );
+    assert!(
+        wrong.is_empty(),
+        "{} of {} connections went wrong:\n{}",
+        wrong.len(),
+        met.len(),
+        wrong.iter().take(30).cloned().collect::<Vec<_>>().join("\n")
+    );
 }
 
 fn is_of(line: &str, touched: &BTreeSet<u32>) -> bool {

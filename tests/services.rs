@@ -46,7 +46,8 @@ use std::time::Instant;
 use world::World;
 
 /// Title and what shows it; some show several titles.
-pub type Row = (&'static str, fn(&World));
+pub type Row = (&'static str, Show);
+type Show = fn(&World);
 
 #[test]
 fn every_row_of_kube_proxys_features_and_of_the_e2e_suite() {
@@ -56,7 +57,7 @@ fn every_row_of_kube_proxys_features_and_of_the_e2e_suite() {
     let only = std::env::var("CORACLE_ROW").unwrap_or_default();
     let all = [reach::ROWS, change::ROWS, affinity::ROWS, traffic::ROWS, udp::ROWS, hosts::ROWS];
     let world = World::new();
-    let (mut failed, mut shown): (Vec<&str>, Vec<(fn(&World), bool)>) = (Vec::new(), Vec::new());
+    let (mut failed, mut shown): (Vec<&str>, Vec<(Show, bool)>) = (Vec::new(), Vec::new());
     for (title, show) in all.into_iter().flatten().filter(|(title, _)| title.contains(&only)) {
         let begun = Instant::now();
         let before = shown.iter().find(|(done, _)| std::ptr::fn_addr_eq(*done, *show)).map(|(_, well)| *well);

@@ -198,14 +198,24 @@ fn source_ranges_that_overlap() {
 fn names_of_any_bytes_reach_no_parser() {
     let long = "n".repeat(10_000);
     let names = [
-        "\"; flush ruleset; #", "new\nline", "nul\0byte", "}; add table ip evil {", "ünï©ode 🦀", "'quotes\"\\", "-rf /", "$(reboot)", "",
+        "\"; flush ruleset; #",
+        "new\nline",
+        "nul\0byte",
+        "}; add table ip evil {",
+        "ünï©ode 🦀",
+        "'quotes\"\\",
+        "-rf /",
+        "$(reboot)",
+        "",
         &long,
     ];
     let mut layout = Layout::new(ground());
-    layout.load(names.iter().zip(0..).map(|(name, n)| ServicePort {
-        affinity: (n % 2 == 0).then_some(Duration::from_secs(10)),
-        ..port(name, n, n % 4)
-    }));
+    layout.load(
+        names
+            .iter()
+            .zip(0..)
+            .map(|(name, n)| ServicePort { affinity: (n % 2 == 0).then_some(Duration::from_secs(10)), ..port(name, n, n % 4) }),
+    );
     let table = layout.table();
     let kinds: BTreeMap<Name, ()> = names.iter().map(|n| (Name::new("default", n), ())).collect();
     assert_eq!(kinds.len(), names.len());

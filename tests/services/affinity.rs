@@ -10,8 +10,14 @@ use super::world::{By, Client, NODE, World, at, ip, node_port, service, slices, 
 pub const ROWS: &[Row] = &[
     ("Services should have session affinity work for service with type clusterIP [LinuxOnly]", works),
     ("Services should have session affinity work for NodePort service [LinuxOnly]", works),
-    ("Services should be able to switch session affinity for service with type clusterIP, NodePort service [LinuxOnly]", switches),
-    ("Services should have session affinity timeout work for service with type clusterIP, NodePort service [LinuxOnly]", times_out),
+    (
+        "Services should be able to switch session affinity for service with type clusterIP, NodePort service [LinuxOnly]",
+        switches,
+    ),
+    (
+        "Services should have session affinity timeout work for service with type clusterIP, NodePort service [LinuxOnly]",
+        times_out,
+    ),
     ("Networking Granular Checks: Services should function for client IP based session affinity: http, udp", works),
 ];
 
@@ -19,10 +25,7 @@ pub const ROWS: &[Row] = &[
 const PLACES: u8 = 10;
 
 fn spec(n: u16, affinity: &str) -> String {
-    format!(
-        "type: NodePort, {affinity}ports: [{{port: 80, targetPort: 8080, nodePort: {}}}]",
-        node_port(n)
-    )
+    format!("type: NodePort, {affinity}ports: [{{port: 80, targetPort: 8080, nodePort: {}}}]", node_port(n))
 }
 
 const STICKY: &str = "sessionAffinity: ClientIP, ";
@@ -30,8 +33,9 @@ const STICKY: &str = "sessionAffinity: ClientIP, ";
 /// A Service of ten endpoints that answer with their own addresses.
 fn of_many(w: &World, name: &str) -> String {
     w.many();
-    let places: Vec<_> =
-        (0..PLACES).map(|i| ([ip(&format!("198.18.0.{}", i + 1)), ip(&format!("2001:db8:18::{:x}", i + 1))], "elsewhere")).collect();
+    let places: Vec<_> = (0..PLACES)
+        .map(|i| ([ip(&format!("198.18.0.{}", i + 1)), ip(&format!("2001:db8:18::{:x}", i + 1))], "elsewhere"))
+        .collect();
     slices(name, &places).replace("port: 8080", "port: 8082")
 }
 

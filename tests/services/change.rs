@@ -7,13 +7,22 @@ use super::world::{By, LINGER, NODE, STAY, World, at, node_port, service, vip};
 
 pub const ROWS: &[Row] = &[
     ("Services should be able to change the type from ClusterIP to ExternalName", types),
-    ("Services should be able to change the type from ExternalName to ClusterIP, ExternalName to NodePort, NodePort to ExternalName", types),
+    (
+        "Services should be able to change the type from ExternalName to ClusterIP, ExternalName to NodePort, NodePort to ExternalName",
+        types,
+    ),
     ("Services should be able to up and down services", up_and_down),
     ("Services should work after the service has been recreated", recreated),
     ("Services should implement service.kubernetes.io/service-proxy-name, service.kubernetes.io/headless", labels),
     ("Services should create endpoints for unready pods", unready),
-    ("Services should fallback to terminating endpoints when there are no ready endpoints with internalTrafficPolicy=Cluster, externalTrafficPolicy=Cluster", terminating),
-    ("Services should fallback to local terminating endpoints when there are no ready endpoints with internalTrafficPolicy=Local, externalTrafficPolicy=Local", terminating),
+    (
+        "Services should fallback to terminating endpoints when there are no ready endpoints with internalTrafficPolicy=Cluster, externalTrafficPolicy=Cluster",
+        terminating,
+    ),
+    (
+        "Services should fallback to local terminating endpoints when there are no ready endpoints with internalTrafficPolicy=Local, externalTrafficPolicy=Local",
+        terminating,
+    ),
     ("Networking Granular Checks: Services should update endpoints: http, udp", endpoints_change),
 ];
 
@@ -25,7 +34,8 @@ fn types(w: &World) {
     let nodes = at(NODE, node_port(n));
     let cluster = service("types", n, WEB);
     let name = "apiVersion: v1\nkind: Service\nmetadata: {name: types}\nspec: {type: ExternalName, externalName: real.default.svc.cluster.local}\n";
-    let ports = format!("type: NodePort, selector: {{app: web}}, ports: [{{port: 80, targetPort: 8080, nodePort: {}}}]", node_port(n));
+    let ports =
+        format!("type: NodePort, selector: {{app: web}}, ports: [{{port: 80, targetPort: 8080, nodePort: {}}}]", node_port(n));
     let node = service("types", n, &ports);
     let real = w.number();
     w.put("real", &service("real", real, WEB));

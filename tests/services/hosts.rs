@@ -1,16 +1,22 @@
 //! Host ports, SCTP, and names and variables by which pods find Services.
 
-use std::process::{Child, Command, Stdio};
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
+use std::process::{Child, Command, Stdio};
 
 use super::Row;
 use super::world::{By, Client, NODE, STAY, World, at, manifest, node_port, service, vip};
 use crate::ns::Ns;
 
 pub const ROWS: &[Row] = &[
-    ("HostPort validates that there is no conflict between pods with same hostPort but different hostIP and protocol [LinuxOnly]", host_ports),
-    ("SchedulerPredicates validates that there exists conflict between pods with same hostPort and protocol but one using 0.0.0.0 hostIP", conflict),
+    (
+        "HostPort validates that there is no conflict between pods with same hostPort but different hostIP and protocol [LinuxOnly]",
+        host_ports,
+    ),
+    (
+        "SchedulerPredicates validates that there exists conflict between pods with same hostPort and protocol but one using 0.0.0.0 hostIP",
+        conflict,
+    ),
     ("SCTP should create a ClusterIP Service with SCTP ports, a NodePort too", sctp),
     ("DNS should provide DNS for services: a pod reaches a Service by its name", names),
     ("Pods should contain environment variables for services", variables),
@@ -59,7 +65,10 @@ fn conflict(w: &World) {
     let told = |node: &crate::support::Node| {
         let out = node.cli(&["pods", "-o", "json"]);
         let status = node.status("second");
-        (status["phase"] == "Failed" || status["reason"] != serde_json::Value::Null, String::from_utf8_lossy(&out.stdout).into_owned())
+        (
+            status["phase"] == "Failed" || status["reason"] != serde_json::Value::Null,
+            String::from_utf8_lossy(&out.stdout).into_owned(),
+        )
     };
     w.node.wait("the second one is refused", 10, |node| told(node).0);
     w.hears(w.outside(2), By::Tcp, at(NODE, 8901)[0], &["first kept"]);
@@ -148,7 +157,9 @@ fn variables(w: &World) {
     let pod = w.make("env", "job: env", STAY, "");
     let env = w.node.ok(&["exec", "env", "--", "env"]);
     let [v4, _] = vip(n, 80);
-    for line in [format!("ENV_SVC_SERVICE_HOST={}", v4.ip()), "ENV_SVC_SERVICE_PORT=80".into(), format!("ENV_SVC_PORT=tcp://{v4}")] {
+    for line in
+        [format!("ENV_SVC_SERVICE_HOST={}", v4.ip()), "ENV_SVC_SERVICE_PORT=80".into(), format!("ENV_SVC_PORT=tcp://{v4}")]
+    {
         assert!(env.lines().any(|l| l == line), "{line}: {env}");
     }
     let asked = w.node.ok(&["exec", "env", "--", "sh", "-c", "nc -w 2 $ENV_SVC_SERVICE_HOST $ENV_SVC_SERVICE_PORT"]);

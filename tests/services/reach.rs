@@ -15,7 +15,10 @@ pub const ROWS: &[Row] = &[
     ("Services should allow pods to hairpin back to themselves through services", hairpin),
     ("Services should be rejected when no endpoints exist", rejected),
     ("Services should be rejected for evicted pods (no endpoints exist)", rejected_after),
-    ("Services should be possible to connect to a service via ExternalIP when the external IP is not assigned to a node", external),
+    (
+        "Services should be possible to connect to a service via ExternalIP when the external IP is not assigned to a node",
+        external,
+    ),
     ("[Feature:IPv6DualStack] should create service with ipv4 cluster ip, with ipv6 cluster ip, with both", stacks),
     ("a port that the Service lacks is refused, an address without a Service is no trap", nobody),
 ];
@@ -101,7 +104,8 @@ fn hairpin(w: &World) {
         "{{name: t, port: 80, targetPort: 8080, nodePort: {}}}, {{name: u, port: 80, protocol: UDP, targetPort: 8080}}",
         node_port(n)
     );
-    let spec = format!("type: NodePort, externalIPs: [203.0.113.77, '2001:db8:77::1'], selector: {{only: one}}, ports: [{ports}]");
+    let spec =
+        format!("type: NodePort, externalIPs: [203.0.113.77, '2001:db8:77::1'], selector: {{only: one}}, ports: [{ports}]");
     w.put("hairpin", &service("hairpin", n, &spec));
     let one = w.make("hairpin", "only: one", STAY, "");
     w.all_hear(one.client(), By::Tcp, vip(n, 80), &["hairpin node"]);
@@ -115,12 +119,12 @@ fn hairpin(w: &World) {
 /// At once, not when the client has lost its patience.
 fn rejected(w: &World) {
     let n = w.number();
-    let ports = format!(
-        "{{name: t, port: 80, nodePort: {0}}}, {{name: u, port: 80, protocol: UDP, nodePort: {0}}}",
-        node_port(n)
-    );
+    let ports =
+        format!("{{name: t, port: 80, nodePort: {0}}}, {{name: u, port: 80, protocol: UDP, nodePort: {0}}}", node_port(n));
     let status = "\nstatus: {loadBalancer: {ingress: [{ip: 203.0.113.78}, {ip: '2001:db8:78::1'}]}}\n---\n";
-    let spec = format!("type: LoadBalancer, externalIPs: [203.0.113.79, '2001:db8:79::1'], selector: {{nobody: here}}, ports: [{ports}]");
+    let spec = format!(
+        "type: LoadBalancer, externalIPs: [203.0.113.79, '2001:db8:79::1'], selector: {{nobody: here}}, ports: [{ports}]"
+    );
     w.put("rejected", &service("rejected", n, &spec).replace("\n---\n", status));
     let targets = [
         vip(n, 80),

@@ -120,7 +120,8 @@ fn what_somebody_does_to_our_table_is_undone_within_two_seconds_and_said_once() 
         let out = w.node.command("nft").args(["-s", "list", "ruleset"]).output().unwrap();
         let text = String::from_utf8(out.stdout).unwrap();
         // Elements of a hash come in any order.
-        let mut words: Vec<String> = text.lines().map(|l| l.trim().trim_end_matches(',').trim_end_matches(" }").to_owned()).collect();
+        let mut words: Vec<String> =
+            text.lines().map(|l| l.trim().trim_end_matches(',').trim_end_matches(" }").to_owned()).collect();
         let elements = |line: &String| line.strip_prefix("elements = { ").map(str::to_owned);
         words.iter_mut().for_each(|line| *line = elements(line).unwrap_or(std::mem::take(line)));
         words.sort();
@@ -159,7 +160,9 @@ fn what_somebody_does_to_our_table_is_undone_within_two_seconds_and_said_once() 
     let list = || w.node.command("nft").args(["-a", "-s", "list", "table", "inet", "other"]).output().unwrap().stdout;
     let theirs = list();
     assert!(w.node.command("nft").args(["delete", "table", "ip", ours]).status().unwrap().success());
-    w.node.wait("ours is back", 2, |node| node.command("nft").args(["list", "table", "ip", ours]).output().unwrap().status.success());
+    w.node.wait("ours is back", 2, |node| {
+        node.command("nft").args(["list", "table", "ip", ours]).output().unwrap().status.success()
+    });
     w.put("safe", &service("safe", n, "selector: {app: web}, ports: [{port: 80, targetPort: 8080}]"));
     w.hears(w.outside(2), By::Tcp, at(NODE, node_port(n))[0], &["rejected"]);
     assert_eq!(list(), theirs);

@@ -13,7 +13,10 @@ pub const ROWS: &[Row] = &[
     ("LoadBalancers should only allow access from service loadbalancer source ranges", source_ranges),
     ("a load balancer's address of ipMode Proxy is not served", ip_mode),
     ("EndpointSlice should support a Service with multiple endpoint IPs and ports specified in multiple EndpointSlices", several),
-    ("slices of names are left out, slices with addresses that nobody may be led to are refused and named (CVE-2021-25737)", left_out),
+    (
+        "slices of names are left out, slices with addresses that nobody may be led to are refused and named (CVE-2021-25737)",
+        left_out,
+    ),
     ("Traffic Distribution: hints that name this node", hints),
     ("endpoints on the node's own network", host_network),
 ];
@@ -49,7 +52,10 @@ fn balanced(yaml: &str, ingress: &[&str], more: &str) -> String {
 fn external_local(w: &World) {
     let [here, there] = [w.number(), w.number()];
     let spec = |n: u16| {
-        format!("type: LoadBalancer, externalTrafficPolicy: Local, ports: [{{port: 80, targetPort: 8080, nodePort: {}}}]", node_port(n))
+        format!(
+            "type: LoadBalancer, externalTrafficPolicy: Local, ports: [{{port: 80, targetPort: 8080, nodePort: {}}}]",
+            node_port(n)
+        )
     };
     let others = ["203.0.113.91", "2001:db8:91::1"];
     let yaml = balanced(&service("elh", here, &spec(here)), &BALANCERS, "") + &slices("elh", &places(w, &["a"]));
@@ -75,13 +81,11 @@ fn external_local(w: &World) {
 
 fn source_ranges(w: &World) {
     let n = w.number();
-    let spec = |ranges: &str| {
-        format!(
-            "type: LoadBalancer, {ranges}ports: [{{port: 80, targetPort: 8080, nodePort: {}}}]",
-            node_port(n)
-        )
+    let spec =
+        |ranges: &str| format!("type: LoadBalancer, {ranges}ports: [{{port: 80, targetPort: 8080, nodePort: {}}}]", node_port(n));
+    let yaml = |ranges: &str| {
+        balanced(&service("ranges", n, &spec(ranges)), &BALANCERS, "") + &slices("ranges", &places(w, &["a"])[..1])
     };
-    let yaml = |ranges: &str| balanced(&service("ranges", n, &spec(ranges)), &BALANCERS, "") + &slices("ranges", &places(w, &["a"])[..1]);
     let lb = at(BALANCERS, 80);
     w.put("ranges", &yaml("loadBalancerSourceRanges: [192.0.2.2/32, '2001:db8::2/128'], "));
     w.all_hear(w.outside(2), By::Tcp, lb, &["a node"]);
@@ -153,7 +157,9 @@ fn left_out(w: &World) {
     let c = w.pod("c").client();
     let a = w.pod("a").addresses;
     let bad = ["127.0.0.1", "169.254.169.254", "224.0.0.1", "0.0.0.0"].map(|ip| format!("{{addresses: [{ip}]}}")).join(", ");
-    let bad6 = ["::1", "fe80::1", "ff02::1", "'::ffff:10.0.0.1'"].map(|ip| format!("{{addresses: ['{}']}}", ip.trim_matches('\''))).join(", ");
+    let bad6 = ["::1", "fe80::1", "ff02::1", "'::ffff:10.0.0.1'"]
+        .map(|ip| format!("{{addresses: ['{}']}}", ip.trim_matches('\'')))
+        .join(", ");
     // As an API server would, a slice is refused whole; the others are served.
     let yaml = service("leftout", n, TO_WEB)
         + &slice("l-names", "leftout", "FQDN", "{addresses: [example.com]}")

@@ -68,7 +68,8 @@ pub struct World {
 impl World {
     pub fn new() -> World {
         let (node, host, lan) = ground();
-        let mut world = World { pods: BTreeMap::new(), _far: Vec::new(), many: Default::default(), host, lan, node, next: Cell::new(10) };
+        let mut world =
+            World { pods: BTreeMap::new(), _far: Vec::new(), many: Default::default(), host, lan, node, next: Cell::new(10) };
         world.node.start();
         world.node.import();
         for name in ["a", "b", "c"] {

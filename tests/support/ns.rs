@@ -164,7 +164,8 @@ impl Server {
         sockets.iter().for_each(|s| s.set_nonblocking(true).unwrap());
         let (stopped, count) = (Arc::clone(&stop), Arc::clone(&served));
         let thread = std::thread::spawn(move || {
-            let named = |at: std::io::Result<SocketAddr>| name.clone().unwrap_or_else(|| at.unwrap().ip().to_canonical().to_string());
+            let named =
+                |at: std::io::Result<SocketAddr>| name.clone().unwrap_or_else(|| at.unwrap().ip().to_canonical().to_string());
             loop {
                 let all = [stopped.as_fd(), listener.as_fd()].into_iter().chain(sockets.iter().map(AsFd::as_fd));
                 let mut fds: Vec<PollFd> = all.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();

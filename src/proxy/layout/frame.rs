@@ -157,10 +157,7 @@ fn reject() -> Step {
 /// What has no endpoint, by the sets to refuse and to drop.
 fn unserved((without, dropped): (&str, &str), key: &[Field], where_: &[Step]) -> Vec<Rule> {
     let rule = |comment, set, last| Rule::new(comment, [where_, &[in_set(set, key, false), last]].concat());
-    vec![
-        rule("no endpoint", without, reject()),
-        rule("no endpoint of this node", dropped, Step::Verdict(Verdict::Drop)),
-    ]
+    vec![rule("no endpoint", without, reject()), rule("no endpoint of this node", dropped, Step::Verdict(Verdict::Drop))]
 }
 
 fn sets(ground: &Ground) -> Vec<(&'static str, SetSpec)> {
