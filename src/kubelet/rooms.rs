@@ -23,8 +23,8 @@ use crate::config::{self, Config};
 use crate::dns::{self, Dns};
 use crate::images::model::RegistryConfig;
 use crate::images::{ImageError, Images, ImagesConfig};
-use crate::net::Net;
 use crate::net::model::{Cidr, NetConfig, NetError};
+use crate::net::{Net, ipam};
 use crate::proxy::alone::{self, Memory};
 use crate::proxy::model::NodeFacts;
 use crate::proxy::serve::Servers;
@@ -197,6 +197,7 @@ pub fn open(config: Config, events: Sender<RuntimeEvent>) -> Result<Start, OpenE
         node_port_addresses: proxying::node_port_addresses(&config),
         ignored: proxying::ignored(&config),
         bridge: format!("{}0", config.instance),
+        resolvers: if serves_names(&config) { cidrs.iter().map(|cidr| ipam::gateway(*cidr)).collect() } else { Vec::new() },
     };
     let proxy = ProxyConfig { table: config.instance.clone(), node: facts.clone(), service_cidrs: service_ranges.clone() };
     let proxy = Proxy::open_with(proxy, proxying::options(&config, &capacity), Arc::clone(&effects))?;
@@ -266,11 +267,15 @@ fn addresses(state: &std::path::Path) -> Memory {
     })
 }
 
-/// Where the bridge's gateways are. Who only ends pods names none.
+/// Who only ends pods names none.
+fn serves_names(config: &Config) -> bool {
+    matches!(config.dns, config::Dns::On | config::Dns::Auto) && config.manifests.is_some()
+}
+
+/// Where the bridge's gateways are.
 fn names(config: &Config, net: &Net, pods: &[Cidr]) -> Result<Option<Arc<Dns>>, OpenError> {
     let listen = net.gateways();
-    let on = matches!(config.dns, config::Dns::On | config::Dns::Auto);
-    if !on || config.manifests.is_none() || listen.is_empty() {
+    if !serves_names(config) || listen.is_empty() {
         return Ok(None);
     }
     let allow = pods.iter().copied().chain(config::loopback()).collect();

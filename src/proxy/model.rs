@@ -25,6 +25,8 @@ pub struct NodeFacts {
     pub ignored: Ignored,
     /// The interface behind which our pods are.
     pub bridge: String,
+    /// Where the node's own DNS server answers: port 53 there is nobody's host port.
+    pub resolvers: Vec<IpAddr>,
 }
 
 /// Which of the node's addresses take NodePort connections.

@@ -27,6 +27,7 @@
 //! address wins over a host port, a host port over a NodePort.
 #![deny(clippy::disallowed_methods)]
 
+use super::super::model::{Cidr, L4};
 use super::super::table::ir::{
     Base, Chain, ChainType, CtStates, Element, Field, Hook, Key, Name, Reject, Rule, SetSpec, Step, Table, Type, Value, Verdict,
 };
@@ -198,6 +199,18 @@ fn services(ground: &Ground) -> Vec<Rule> {
             |comment, key: &[Field], map: &str| Rule::new(comment, vec![Step::DnatMap { key: key.to_vec(), map: map.into() }]);
         let by_address = [Field::Protocol, Field::Destination, Field::DestinationPort];
         rules.push(Rule::new("not to this node", vec![Step::DestinationIsLocal { not: true }, back()]));
+        // A pod that takes port 53 of every address would take the pods' names from them.
+        rules.extend(ground.resolvers.iter().flat_map(|ip| {
+            [L4::Udp, L4::Tcp].map(|protocol| {
+                let asked = vec![
+                    Step::DestinationIn { cidr: Cidr::only(*ip), not: false },
+                    Step::Protocol { number: protocol.number(), not: false },
+                    Step::DestinationPorts { first: 53, last: 53, not: false },
+                    back(),
+                ];
+                Rule::new("the node's DNS server", asked)
+            })
+        }));
         rules.push(host("hostPort with hostIP", &by_address, HOST_IP_PORTS));
         rules.push(host("hostPort", &PORT, HOST_PORTS));
     }

@@ -26,6 +26,7 @@ pub struct Ground {
     /// The kernel can tell whether an address is this host's (nft_fib). Without it there are no
     /// host ports, and NodePorts only on addresses that we know.
     pub fib: bool,
+    pub resolvers: Vec<IpAddr>,
 }
 
 /// Where connections to NodePorts are taken.
@@ -63,6 +64,7 @@ impl Ground {
             node_ports,
             service_cidrs: of_family(service_cidrs),
             fib,
+            resolvers: node.resolvers.iter().filter(|ip| ip.is_ipv4() == v4).copied().collect(),
         }
     }
 

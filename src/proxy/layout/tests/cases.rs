@@ -259,6 +259,17 @@ fn host_ports_lead_to_their_pod_and_keep_the_source() {
 }
 
 #[test]
+fn nobodys_host_port_takes_the_pods_names_from_them() {
+    let mut world = world(&[]);
+    world.node.resolvers = vec![ip(GATEWAY)];
+    for protocol in [L4::Udp, L4::Tcp] {
+        world.host_ports = vec![HostPortWant { protocol, ..host_port(None, 53, POD) }];
+        assert_eq!(world.send_by(POD2, GATEWAY, protocol, 53), "as it is");
+        assert_eq!(world.send_by(OUTSIDE, NODE, protocol, 53), "10.88.0.2");
+    }
+}
+
+#[test]
 fn the_host_ip_is_asked_first_then_host_ports_then_node_ports() {
     let mut world = only(exposed(&[FAR]));
     world.host_ports = vec![host_port(None, 30080, POD)];
