@@ -68,6 +68,7 @@ const LINES: &[&str] = &[
     "th dport 80-90 drop",
     "th dport != 80-90 drop",
     "th dport != 80 drop",
+    "!= syn",
     "IP daddr . meta l4proto . th dport . IP saddr != @fw drop",
     "meta mark & 0x00004000 != 0x00004000 goto empty",
 ];

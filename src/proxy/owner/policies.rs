@@ -118,6 +118,7 @@ impl Owner {
             Err(e) => tracing::warn!(
                 family = of.family.name(),
                 error = %chain(&e),
+                cure = "where the kernel does not know the request: modprobe nf_conntrack_netlink, or CONFIG_NF_CT_NETLINK",
                 "connections that a policy denies now go on until they end by themselves"
             ),
         }

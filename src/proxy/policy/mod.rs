@@ -17,6 +17,8 @@
 //!   or takes in the pods `k8s-app: kube-dns` of namespace kube-system. So manifests written for a
 //!   cluster with CoreDNS work, and a pod that may resolve nothing there resolves nothing here: a
 //!   forwarder that is open to all would be a way out.
+//! - Pods are told by their addresses, as everywhere in Kubernetes: what a pod sends with a forged
+//!   source, or from its link-local address to this node, is not known for its own.
 //!
 //! Source: networking/v1 types.go, sig-network's test/e2e/network/netpol.
 #![deny(clippy::disallowed_methods)]
