@@ -142,3 +142,45 @@ pub fn named_ports(pod: &Pod) -> Vec<NamedPort> {
     let ports = pod.spec.containers.iter().flat_map(|c| &c.ports).filter(|p| !p.name.is_empty());
     ports.map(|p| NamedPort { name: p.name.clone(), number: p.container_port, protocol: p.protocol.into() }).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::api::network_policy::NetworkPolicy;
+
+    fn objects() -> NetworkObjects {
+        let spec = "{\"spec\":{\"podSelector\":{},\"ingress\":[{\"from\":[{}]}]}}";
+        let policy: NetworkPolicy = serde_json::from_str(spec).unwrap();
+        let policies = [(("shop".to_owned(), "p".to_owned()), Arc::new(policy))].into();
+        NetworkObjects { policies, ..NetworkObjects::default() }
+    }
+
+    fn pod(host_network: bool) -> LocalPod {
+        LocalPod { uid: "u".into(), namespace: "shop".into(), name: "web".into(), host_network, ..LocalPod::default() }
+    }
+
+    #[test]
+    fn what_is_new_is_told_once_and_with_policies_off_that_there_are_none() {
+        let mut on = Policies::new(true, vec!["10.88.0.1".parse().unwrap()]);
+        let world = on.news(&objects(), vec![pod(false)]).unwrap();
+        assert_eq!((world.policies.len(), world.pods.len(), world.servers.len()), (1, 1, 1));
+        assert!(on.news(&objects(), vec![pod(false)]).is_none());
+        assert!(on.news(&objects(), Vec::new()).is_some() && on.news(&NetworkObjects::default(), Vec::new()).is_some());
+        let mut off = Policies::new(false, Vec::new());
+        assert_eq!(off.news(&objects(), vec![pod(false)]), Some(World::default()), "those of an earlier agent go");
+        assert!(off.news(&objects(), Vec::new()).is_none());
+    }
+
+    #[test]
+    fn a_view_names_what_isolates_a_pod_and_what_of_it_cannot_be_read() {
+        let policies = Policies::new(true, Vec::new());
+        let view = policies.view(&objects(), vec![pod(false)], "shop", "web").unwrap();
+        assert_eq!(view.ingress.policies, ["shop/p"]);
+        assert!(view.ingress.isolated && !view.egress.isolated && view.skipped[0].contains("spec.ingress[0].from[0]"));
+        let host = policies.view(&objects(), vec![pod(true)], "shop", "web").unwrap();
+        assert!(host.host_network && !host.ingress.isolated);
+        assert_eq!(policies.view(&objects(), vec![pod(false)], "shop", "other"), None);
+    }
+}

@@ -97,7 +97,9 @@ impl Peers {
         match self {
             Peers::Everybody => true,
             Peers::These { pods, blocks, .. } => {
-                pods.contains(&ip) || blocks.iter().any(|(first, last)| (*first..=*last).contains(&ip))
+                let before = blocks.partition_point(|(first, _)| *first <= ip);
+                let last = before.checked_sub(1).and_then(|at| blocks.get(at)).map(|(_, last)| *last);
+                pods.contains(&ip) || last.is_some_and(|last| ip <= last)
             }
         }
     }

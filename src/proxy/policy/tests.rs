@@ -237,3 +237,26 @@ fn policies_are_told_in_words() {
     assert_eq!((egress.policies, egress.allows), (vec!["x/p".to_owned()], vec![]));
     assert!(words::isolation(&world, &world.pods[3]).iter().all(|i| i.policies.is_empty()), "hostNetwork");
 }
+
+#[test]
+fn ten_thousand_blocks_ports_and_peers_are_read_in_a_moment() {
+    let blocks: Vec<String> =
+        (0..10_000u32).map(|n| format!("{{ipBlock: {{cidr: 10.{}.{}.0/23}}}}", n / 250 % 250, n % 250)).collect();
+    let ports: Vec<String> = (0..10_000u32).map(|n| format!("{{port: {}, endPort: {}}}", 1 + n * 6, 4 + n * 6)).collect();
+    let spec = format!(
+        "{{podSelector: {{}}, egress: [{{to: [{}, {{namespaceSelector: {{}}}}], ports: [{{port: web}}, {}]}}]}}",
+        blocks.join(", "),
+        ports.join(", ")
+    );
+    let mut world = world(&[("x", "large", &spec)]);
+    let peer = |n: u32| Peer { addresses: vec![[11, (n >> 16) as u8, (n >> 8) as u8, n as u8].into()], ..world.peers[0].clone() };
+    world.peers = (0..10_000).map(peer).collect::<Vec<_>>().into();
+    let begun = std::time::Instant::now();
+    let (model, skipped) = model(&world);
+    let part = part::part(&model, Family::Ip, "t");
+    // A square of 10,000 would take minutes.
+    assert!(begun.elapsed() < std::time::Duration::from_secs(10), "{:?}", begun.elapsed());
+    assert!(skipped.is_empty() && part.elements.values().map(|e| e.len()).sum::<usize>() > 20_000);
+    assert!(passes(&model, &format!("{XA}>11.0.39.15:8100")) && passes(&model, &format!("{XA}>10.3.7.9:1")));
+    assert!(!passes(&model, &format!("{XA}>12.0.0.1:1")) && !passes(&model, &format!("{XA}>10.3.7.9:6")));
+}
