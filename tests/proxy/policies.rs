@@ -309,7 +309,7 @@ fn cost_of_many_policies_and_of_a_new_flow() {
         namespace: "far".into(),
         name: format!("p{n}"),
         addresses: vec![[10, 99, (n >> 8) as u8, n as u8].into()],
-        labels: [("n".to_owned(), (n % 100).to_string())].into(),
+        labels: [("num".to_owned(), (n % 100).to_string())].into(),
         ports: Vec::new(),
     };
     let flows = |what: &str| {
@@ -332,9 +332,9 @@ fn cost_of_many_policies_and_of_a_new_flow() {
     // Pod a is selected by ten policies of 200, of which the last lets pod b in; 100 pods more by two each.
     let mut world = world(&[]);
     world.peers = (0..500).map(peer).collect::<Vec<_>>().into();
-    let rule = "ingress: [{from: [{namespaceSelector: {}, podSelector: {matchExpressions: [{key: n, operator: Exists}]}}], ports: [{port: 80}, {port: 443, endPort: 500}]}]";
+    let rule = "ingress: [{from: [{namespaceSelector: {}, podSelector: {matchExpressions: [{key: num, operator: Exists}]}}], ports: [{port: 80}, {port: 443, endPort: 500}]}]";
     for n in 0..200 {
-        let own = if n < 9 { "pod: a".to_owned() } else { format!("n: \"{}\"", n % 100) };
+        let own = if n < 9 { "pod: a".to_owned() } else { format!("num: \"{}\"", n % 100) };
         world.policies.extend([policy(&format!("p{n:03}"), &format!("{{podSelector: {{matchLabels: {{{own}}}}}, {rule}}}"))]);
     }
     world.policies.extend([policy(
@@ -342,7 +342,7 @@ fn cost_of_many_policies_and_of_a_new_flow() {
         "{podSelector: {matchLabels: {pod: a}}, ingress: [{from: [{podSelector: {matchLabels: {pod: b}}}]}]}",
     )]);
     for n in 0..100u8 {
-        let labels = [("n".to_owned(), n.to_string())].into();
+        let labels = [("num".to_owned(), n.to_string())].into();
         world.pods.push(LocalPod {
             uid: format!("n{n}"),
             namespace: "shop".into(),

@@ -1,5 +1,6 @@
 //! For any world and any packet: what the chains do, what [`PolicyModel::verdict`] says and what a
 //! reader of the objects says are the same, in both families.
+#![deny(clippy::disallowed_methods)]
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
