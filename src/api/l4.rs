@@ -7,8 +7,10 @@ use serde::{Deserialize, Serialize};
 
 use super::pod::Protocol;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+/// TCP where nothing is said, as in the API.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum L4 {
+    #[default]
     Tcp,
     Udp,
     Sctp,

@@ -9,7 +9,7 @@
 //! itself (masquerade, host ports) is the proxy's: [`model::Ports`] is what we ask of it.
 //!
 //! Invariant: an address is given to one pod at a time, whatever was killed when; what lives in
-//! the kernel decides, leases in `<run>/net` come second, memory never. DESIGN.md §5.
+//! the kernel decides, leases in `<run>/net` come second, memory never.
 //!
 //! A lease is written before anything is made for a pod and goes after all of it is gone. Locks:
 //! `pass` orders passes over the host, `memory` the allocator's file; `state` is held for moments,
@@ -18,6 +18,7 @@
 mod apply;
 mod flows;
 mod host;
+pub mod host_ports;
 pub mod ipam;
 pub mod lacks;
 mod leases;
@@ -37,11 +38,12 @@ use crate::store::effects::Effects;
 use crate::sys::chain::chain;
 use crate::sys::{clock, rtnl};
 use apply::reached;
+use host_ports::Holding;
 use ipam::Ipam;
 pub use lacks::probe;
 use leases::{Lease, Leases};
 use model::{AttachRequest, Attachment, Cidr, Feature, Lack, NetConfig, NetError, Ports};
-use plan::{Holding, Names};
+use plan::Names;
 use pod::PodLink;
 pub use watch::Watch;
 
@@ -232,7 +234,7 @@ impl Inner {
             let (uid, pod) = (p.lease.uid.as_str(), p.lease.pod.as_str());
             p.lease.host_ports.iter().map(move |port| Holding { uid, pod, port })
         });
-        plan::check_host_ports(&request.uid, &request.pod, &request.host_ports, held, &self.cidrs)?;
+        host_ports::check(&request.uid, &request.pod, &request.host_ports, held, &self.cidrs)?;
         let wanted = state.pods.get(&request.uid).map(|p| p.lease.addresses.clone()).unwrap_or_default();
         let now = clock::boot_nanos();
         let addresses = state

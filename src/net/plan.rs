@@ -1,7 +1,7 @@
 //! What the host's network has to look like, and the steps from what it looks like to that.
 //!
 //! Pure. Invariant: a pass over a host that is as it should be plans nothing. The rule about port
-//! isolation is measured (DESIGN.md §5): a port is isolated exactly while bridge traffic does not
+//! isolation is measured, pod to Service to pod: a port is isolated exactly while bridge traffic does not
 //! pass iptables; isolated and passing, address-translated traffic between two pods is lost.
 #![deny(clippy::disallowed_methods)]
 
@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use super::ipam::gateway;
-use super::model::{Cidr, HostPort, NetError};
+use super::model::{Cidr, NetError};
 use crate::sys::rtnl::{Link, Mac, Port};
 
 /// Names on the host that an instance gives.
@@ -351,59 +351,9 @@ pub const POD_SYSCTLS: [(&str, &str); 12] = [
     ("net/ipv4/conf/all/send_redirects", "0"),
 ];
 
-// ---- host ports ----------------------------------------------------------------------------
-
-/// A host port of a pod.
-#[derive(Clone, Copy, Debug)]
-pub struct Holding<'a> {
-    pub uid: &'a str,
-    pub pod: &'a str,
-    pub port: &'a HostPort,
-}
-
-/// Whether a packet could mean either: the rule of the scheduler's NodePorts filter, by family.
-fn overlap(a: &HostPort, b: &HostPort) -> bool {
-    let wild = |ip: Option<IpAddr>| ip.is_none_or(|ip| ip.is_unspecified());
-    let of_family = |p: &HostPort, v4: bool| p.host_ip.is_none_or(|ip| ip.is_ipv4() == v4);
-    let meet = [true, false].into_iter().any(|v4| of_family(a, v4) && of_family(b, v4));
-    (a.protocol, a.host_port) == (b.protocol, b.host_port)
-        && meet
-        && (wild(a.host_ip) || wild(b.host_ip) || a.host_ip == b.host_ip)
-}
-
-/// Refuses what another pod (or the same one, twice) holds, and what cannot work on this node.
-pub fn check_host_ports<'a>(
-    uid: &str,
-    pod: &str,
-    ports: &[HostPort],
-    held: impl Iterator<Item = Holding<'a>> + Clone,
-    cidrs: &[Cidr],
-) -> Result<(), NetError> {
-    for (at, port) in ports.iter().enumerate() {
-        let (pod, port_of) = (pod.to_owned(), port.clone());
-        if port.host_port == 0 || port.container_port == 0 {
-            return Err(NetError::HostPortZero { pod, port: port_of });
-        }
-        match port.host_ip {
-            Some(ip) if ip.is_loopback() => return Err(NetError::HostPortLoopback { pod, port: port_of }),
-            Some(ip) if !cidrs.iter().any(|c| c.is_v4() == ip.is_ipv4()) => {
-                return Err(NetError::HostPortFamily { pod, port: port_of });
-            }
-            _ => {}
-        }
-        let twice = ports.iter().take(at).any(|other| overlap(other, port));
-        let taken = held.clone().find(|h| h.uid != uid && overlap(h.port, port));
-        if let Some(holder) = taken.map(|h| h.pod.to_owned()).or(twice.then(|| pod.clone())) {
-            return Err(NetError::HostPortTaken { pod, port: port_of, holder });
-        }
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::net::model::L4;
 
     fn want() -> Want {
         let pod = PodWant { link: "vethx".into(), addresses: vec!["10.88.0.2".parse().unwrap(), "fd88::2".parse().unwrap()] };
@@ -562,45 +512,5 @@ mod tests {
         for bad in ["", "0abc", "waytoolongnameforit", "a b", "A", "a/b"] {
             assert!(Names::new(bad).is_err(), "{bad}");
         }
-    }
-
-    fn host_port(protocol: L4, ip: &str, port: u16) -> HostPort {
-        HostPort { protocol, host_ip: ip.parse().ok(), host_port: port, container_port: 80 }
-    }
-
-    #[test]
-    fn host_ports_conflict_by_address_protocol_and_port() {
-        use L4::{Tcp, Udp};
-        let cases = [
-            (("", Tcp, 80), ("", Tcp, 80), true),
-            (("", Tcp, 80), ("", Udp, 80), false),
-            (("", Tcp, 80), ("", Tcp, 81), false),
-            (("192.0.2.1", Tcp, 80), ("192.0.2.2", Tcp, 80), false),
-            (("192.0.2.1", Tcp, 80), ("", Tcp, 80), true),
-            (("192.0.2.1", Tcp, 80), ("0.0.0.0", Tcp, 80), true),
-            (("192.0.2.1", Tcp, 80), ("::", Tcp, 80), false),
-            (("fd00::1", Tcp, 80), ("", Tcp, 80), true),
-            (("0.0.0.0", Tcp, 80), ("::", Tcp, 80), false),
-        ];
-        let cidrs = want().cidrs;
-        for (a, b, conflict) in cases {
-            let (a, b) = (host_port(a.1, a.0, a.2), host_port(b.1, b.0, b.2));
-            let held = [Holding { uid: "other", pod: "shop/other", port: &a }];
-            let result = check_host_ports("u", "shop/web", std::slice::from_ref(&b), held.iter().copied(), &cidrs);
-            match result {
-                Ok(()) => assert!(!conflict, "{a} {b}"),
-                Err(NetError::HostPortTaken { holder, .. }) => assert!(conflict && holder == "shop/other", "{a} {b}"),
-                Err(e) => panic!("{e}"),
-            }
-            let itself = [Holding { uid: "u", ..held[0] }];
-            assert!(check_host_ports("u", "shop/web", std::slice::from_ref(&b), itself.into_iter(), &cidrs).is_ok());
-        }
-        let twice = [host_port(Tcp, "", 80), host_port(Tcp, "192.0.2.1", 80)];
-        assert!(matches!(check_host_ports("u", "p", &twice, [].into_iter(), &cidrs), Err(NetError::HostPortTaken { .. })));
-        let v4_only = &cidrs[..1];
-        let v6 = [host_port(Tcp, "fd00::1", 80)];
-        assert!(matches!(check_host_ports("u", "p", &v6, [].into_iter(), v4_only), Err(NetError::HostPortFamily { .. })));
-        let local = [host_port(Tcp, "127.0.0.1", 80)];
-        assert!(matches!(check_host_ports("u", "p", &local, [].into_iter(), &cidrs), Err(NetError::HostPortLoopback { .. })));
     }
 }

@@ -154,17 +154,9 @@ mod tests {
             protocol: L4::Udp,
             port: 53,
             cluster_ip: cluster_ip.parse().ok(),
-            external_ips: Vec::new(),
-            load_balancer_ips: Vec::new(),
-            node_port: None,
-            internal_local: false,
-            external_local: false,
-            affinity: None,
-            source_ranges: Vec::new(),
-            health_check_node_port: None,
             cluster: ends.iter().map(end).collect(),
-            local: Vec::new(),
             has_any: !ends.is_empty(),
+            ..ServicePort::default()
         }
     }
 

@@ -70,7 +70,7 @@ impl fmt::Display for ServicePortName {
 }
 
 /// One port of a Service in ONE address family.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ServicePort {
     pub name: ServicePortName,
     pub protocol: L4,

@@ -12,7 +12,7 @@ use coracle::api::service::{Service, ServicePort as ApiPort, ServiceType};
 use coracle::proxy::alone::{self, Memory};
 use coracle::proxy::apply::{Keeper, Reach};
 use coracle::proxy::layout::{Ground, Layout};
-use coracle::proxy::model::{Cidr, Endpoint, L4, NodeFacts, ServicePort, ServicePortName};
+use coracle::proxy::model::{Cidr, Endpoint, NodeFacts, ServicePort, ServicePortName};
 use coracle::proxy::service::{Name, resolve};
 use coracle::proxy::table::ir::Family;
 use coracle::sys::netns;
@@ -155,20 +155,11 @@ fn port(name: &str, number: u32, endpoints: u32) -> ServicePort {
     let end = |i: u32| Endpoint { ip: address([10, 0, 0, 1], i).into(), port: 8080, local: false };
     ServicePort {
         name: ServicePortName { namespace: "default".into(), service: name.into(), port: "p".into() },
-        protocol: L4::Tcp,
         port: 80,
         cluster_ip: Some(address([10, 96, 0, 1], number).into()),
-        external_ips: Vec::new(),
-        load_balancer_ips: Vec::new(),
-        node_port: None,
-        internal_local: false,
-        external_local: false,
-        affinity: None,
-        source_ranges: Vec::new(),
-        health_check_node_port: None,
         cluster: (0..endpoints).map(end).collect(),
-        local: Vec::new(),
         has_any: endpoints > 0,
+        ..ServicePort::default()
     }
 }
 

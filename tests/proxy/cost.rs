@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use coracle::proxy::apply::{Keeper, Reach};
 use coracle::proxy::layout::{Ground, Layout};
-use coracle::proxy::model::{Endpoint, L4, NodeFacts, NodePortAddresses, ServicePort, ServicePortName};
+use coracle::proxy::model::{Endpoint, NodeFacts, NodePortAddresses, ServicePort, ServicePortName};
 use coracle::proxy::table::acts::plan_changes;
 use coracle::proxy::table::changes::Changes;
 use coracle::proxy::table::encode::encode;
@@ -28,20 +28,11 @@ fn service(n: u32, endpoints: u32) -> ServicePort {
     let cluster: Vec<Endpoint> = (0..endpoints).map(endpoint).collect();
     ServicePort {
         name: ServicePortName { namespace: "bench".into(), service: format!("service-{n}"), port: "http".into() },
-        protocol: L4::Tcp,
         port: 80,
         cluster_ip: Some(address(0x0a60_0000, n)),
-        external_ips: Vec::new(),
-        load_balancer_ips: Vec::new(),
-        node_port: None,
-        internal_local: false,
-        external_local: false,
-        affinity: None,
-        source_ranges: Vec::new(),
-        health_check_node_port: None,
-        local: Vec::new(),
         has_any: !cluster.is_empty(),
         cluster,
+        ..ServicePort::default()
     }
 }
 

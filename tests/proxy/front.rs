@@ -41,20 +41,11 @@ fn service(n: u8, endpoints: u8) -> ServicePort {
     let end = |i| Endpoint { ip: [10, 88, n, i].into(), port: 8080, local: true };
     ServicePort {
         name: ServicePortName { namespace: "shop".into(), service: format!("web-{n}"), port: "http".into() },
-        protocol: L4::Tcp,
         port: 80,
         cluster_ip: Some([10, 96, 0, n].into()),
-        external_ips: Vec::new(),
-        load_balancer_ips: Vec::new(),
-        node_port: None,
-        internal_local: false,
-        external_local: false,
-        affinity: None,
-        source_ranges: Vec::new(),
-        health_check_node_port: None,
         cluster: (0..endpoints).map(end).collect(),
-        local: Vec::new(),
         has_any: endpoints > 0,
+        ..ServicePort::default()
     }
 }
 

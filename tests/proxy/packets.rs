@@ -80,20 +80,12 @@ impl Places {
             endpoints.iter().map(|e| Endpoint { ip: ip(e), port: 8080, local: self.is_pod(ip(e)) }).collect();
         ServicePort {
             name: ServicePortName { namespace: "test".into(), service: format!("s{number}"), port: "p".into() },
-            protocol: L4::Tcp,
             port: 80,
             cluster_ip: Some((self.vip)(number)),
-            external_ips: Vec::new(),
-            load_balancer_ips: Vec::new(),
-            node_port: None,
-            internal_local: false,
-            external_local: false,
-            affinity: None,
-            source_ranges: Vec::new(),
-            health_check_node_port: None,
             local: all.iter().filter(|e| e.local).copied().collect(),
             has_any: !all.is_empty(),
             cluster: all,
+            ..ServicePort::default()
         }
     }
 

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::time::Instant;
 
 use coracle::proxy::layout::{Ground, Layout};
-use coracle::proxy::model::{Endpoint, L4, NodeFacts, ServicePort, ServicePortName};
+use coracle::proxy::model::{Endpoint, NodeFacts, ServicePort, ServicePortName};
 use coracle::proxy::table::ir::Family;
 
 /// Anonymous memory of this process, kB.
@@ -19,20 +19,11 @@ fn service(number: u32) -> ServicePort {
     let endpoint = |k: u32| Endpoint { ip: address(0x0a80_0000 + k * 0x1_0000), port: 8080, local: false };
     ServicePort {
         name: ServicePortName { namespace: "team-a".into(), service: format!("service-{number}"), port: "http".into() },
-        protocol: L4::Tcp,
         port: 80,
         cluster_ip: Some(address(0x0a60_0000)),
-        external_ips: Vec::new(),
-        load_balancer_ips: Vec::new(),
-        node_port: None,
-        internal_local: false,
-        external_local: false,
-        affinity: None,
-        source_ranges: Vec::new(),
-        health_check_node_port: None,
         cluster: (0..3).map(endpoint).collect(),
-        local: Vec::new(),
         has_any: true,
+        ..ServicePort::default()
     }
 }
 

@@ -1,5 +1,5 @@
 //! What a container's create does to paths, while a neighbour that shares a volume exchanges them
-//! for links into /proc (research/reliability.md T18: CVE-2025-31133, -52565, -52881).
+//! for links into /proc (CVE-2025-31133, -52565, -52881).
 //!
 //! A create may fail or succeed; no container ever has a writable file of the host's kernel, or a
 //! piece of /proc anywhere but in /proc. 100 races in `make test`, 5,000 in `make soak`.

@@ -1,4 +1,4 @@
-//! What research/network.md §2 and §5 list, as sentences.
+//! What kube-proxy does with each kind of Service, as sentences.
 #![deny(clippy::disallowed_methods)]
 
 use std::time::Duration;

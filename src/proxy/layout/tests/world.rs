@@ -69,20 +69,12 @@ pub fn service(endpoints: &[&str]) -> ServicePort {
     let all: Vec<Endpoint> = endpoints.iter().map(|e| endpoint(e)).collect();
     ServicePort {
         name: ServicePortName { namespace: "shop".into(), service: "web".into(), port: "http".into() },
-        protocol: L4::Tcp,
         port: 80,
         cluster_ip: Some(ip(VIP)),
-        external_ips: Vec::new(),
-        load_balancer_ips: Vec::new(),
-        node_port: None,
-        internal_local: false,
-        external_local: false,
-        affinity: None,
-        source_ranges: Vec::new(),
-        health_check_node_port: None,
         local: all.iter().filter(|e| e.local).copied().collect(),
         has_any: !all.is_empty(),
         cluster: all,
+        ..ServicePort::default()
     }
 }
 
