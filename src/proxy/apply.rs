@@ -155,11 +155,15 @@ impl Keeper {
         self.leave_out(&mut wanted, now);
         let look = observe::look(&mut self.socket, &wanted);
         let look = look.map_err(|source| ApplyError::Look { table: said(&wanted), source })?;
+        if look.dormant {
+            self.wake(&wanted)?;
+        }
         let mut acts = read_back::plan(look.structure.as_ref(), &wanted, &look.wrong);
         if let Reach::Named(known) = reach {
             leave_others(&mut acts, &wanted, known);
         }
-        let done = Done { acts: acts.main.len() + acts.sweep.len(), was_there: look.structure.is_some() };
+        let done =
+            Done { acts: acts.main.len() + acts.sweep.len() + usize::from(look.dormant), was_there: look.structure.is_some() };
         let (bad, committed) = commit_most(&mut self.socket, &wanted, acts.main.clone())?;
         let swept = sweep(&mut self.socket, &wanted, &acts);
         self.transactions += u32::from(committed) + swept;
@@ -168,6 +172,16 @@ impl Keeper {
         self.note(&mut wanted, bad, now);
         self.held = Some(wanted.clone_structure());
         Ok(done)
+    }
+
+    /// In a transaction of its own: no kernel takes base chains into a table that is just waking up.
+    fn wake(&mut self, table: &Table) -> Result<(), ApplyError> {
+        let mut batch = nftables::Batch::new(table.family, &table.name);
+        batch.add_table();
+        let refused = |source| ApplyError::Refused { table: said(table), act: "awakening".to_owned(), source };
+        nftables::commit(&mut self.socket, "wake our nftables table", &mut batch).map_err(|e| refused(e.error))?;
+        self.transactions += 1;
+        Ok(())
     }
 
     /// Carries out changes to what the kernel has. None: they do not fit what is there, so bring

@@ -16,6 +16,8 @@ use crate::sys::nftables::{self, ChainSeen};
 pub struct Look {
     /// None: there is none.
     pub structure: Option<Table>,
+    /// It does nothing, whatever is in it.
+    pub dormant: bool,
     /// By set, of those that stay.
     pub wrong: BTreeMap<Name, Wrong>,
 }
@@ -28,6 +30,7 @@ pub fn look(socket: &mut Socket, wanted: &Table) -> Result<Look, NetlinkError> {
         sets: nftables::sets(socket, family, name)?,
     };
     let structure = structure(wanted, &seen);
+    let dormant = nftables::is_dormant(socket, family, name)?;
     let mut wrong = BTreeMap::new();
     for (set, spec) in wanted.sets.iter().filter(|(_, spec)| spec.dynamic.is_none()) {
         if structure.as_ref().and_then(|s| s.sets.get(set)) != Some(spec) {
@@ -48,7 +51,7 @@ pub fn look(socket: &mut Socket, wanted: &Table) -> Result<Look, NetlinkError> {
             wrong.insert(Name::clone(set), of_set);
         }
     }
-    Ok(Look { structure, wrong })
+    Ok(Look { structure, dormant, wrong })
 }
 
 /// Others' tables that matter to us.

@@ -151,6 +151,7 @@ fn difference(table: &Table) -> Result<Option<String>, WayError> {
     Ok(match look.structure {
         None => Some("the kernel has no such table now".to_owned()),
         Some(seen) if seen != table.clone_structure() => Some("the kernel's table has other chains or sets now".to_owned()),
+        Some(_) if look.dormant => Some("the kernel's table is dormant now: it does nothing".to_owned()),
         Some(_) if elements > 0 => Some(format!("{elements} elements of the kernel's table are not as they should be now")),
         Some(_) => None,
     })

@@ -12,6 +12,7 @@ use coracle::proxy::table::read_back::Wrong;
 use coracle::sys::{netns, nftables};
 
 use crate::nft::{Nft, able};
+use crate::print::sorted;
 use crate::sample;
 
 fn assert_whole(table: &Table, when: &str) {
@@ -56,6 +57,8 @@ fn whatever_somebody_did_to_the_table_is_seen_and_undone() {
         let mut keeper = Keeper::new().unwrap();
         keeper.bring(table.clone(), Reach::All, Instant::now()).unwrap();
         nft.must(&["add", "table", "ip", "foreign"]);
+        let shown = || sorted(&nft.must(&["list", "table", "ip", sample::NAME]));
+        let whole = shown();
         for damage in [
             "flush ruleset",
             "delete table ip prx",
@@ -76,12 +79,18 @@ fn whatever_somebody_did_to_the_table_is_seen_and_undone() {
             "add element ip prx port-ranges { 1-9 : drop }",
             "add set ip prx mine { type ipv4_addr ; }",
             "delete chain ip prx mangle",
+            // What leads to a chain goes along with its new name; comments tell nothing of that.
+            "rename chain ip prx services mine",
+            "rename chain ip prx lb-1 mine",
+            "rename chain ip prx lb-1 mine && rename chain ip prx lb-2 lb-1 && rename chain ip prx mine lb-2",
+            "add table ip prx { flags dormant ; }",
+            "add table ip prx { flags dormant ; } ; flush chain ip prx forward",
         ] {
-            nft.must(&[damage]);
+            damage.split(" && ").for_each(|command| drop(nft.must(&[command])));
             let done = keeper.bring(table.clone(), Reach::All, Instant::now()).unwrap();
             assert!(done.acts > 0, "{damage}: {done:?}");
             assert_whole(&table, damage);
-            assert!(!nft.must(&["list", "table", "ip", sample::NAME]).contains("mine"), "{damage}");
+            assert_eq!(shown(), whole, "{damage}");
         }
         nft.must(&["add", "table", "ip", "foreign"]);
         // A set of that name and of another kind, in use by our own rules.

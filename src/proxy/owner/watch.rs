@@ -20,6 +20,8 @@ impl Owner {
     /// Reads all notifications that are there.
     pub(super) fn hear(&mut self) {
         let ours: Vec<u32> = self.families.iter().filter_map(|of| of.keeper.as_ref()?.port().ok()).collect();
+        // Somebody's transaction has begun: its end, which names him, may come in another datagram.
+        let mut foreign = false;
         let (mut lost, mut any, mut by) = (false, false, None);
         let mut touched = BTreeSet::new();
         while let Some(socket) = &self.notices {
@@ -27,7 +29,7 @@ impl Owner {
                 Ok(Some(datagram)) => datagram,
                 Ok(None) => break,
                 Err(e) if e.errno() == Errno::ENOBUFS => {
-                    lost = true;
+                    (lost, foreign) = (true, false);
                     continue;
                 }
                 Err(e) => {
@@ -41,7 +43,6 @@ impl Owner {
                 }
             };
             any = true;
-            let mut foreign = false;
             for event in nftables::events(&datagram) {
                 match event {
                     nftables::Event::Table { family, table, port } if table == self.config.table && !ours.contains(&port) => {
@@ -55,7 +56,7 @@ impl Owner {
                     }
                     nftables::Event::Table { .. } => {}
                     nftables::Event::Transaction { pid, program } => {
-                        if foreign && by.is_none() {
+                        if std::mem::take(&mut foreign) && by.is_none() {
                             by = Some(format!("{program} (process {pid})"));
                         }
                     }

@@ -291,6 +291,13 @@ impl Rule {
     pub fn new(comment: &str, steps: Vec<Step>) -> Rule {
         Rule { steps, comment: comment.to_owned() }
     }
+    /// Chains that its own verdicts name, in their order; those of a map are the map's.
+    pub fn leads_to(&self) -> impl Iterator<Item = &str> {
+        self.steps.iter().filter_map(|step| match step {
+            Step::Verdict(Verdict::Jump(chain) | Verdict::Goto(chain)) => Some(&**chain),
+            _ => None,
+        })
+    }
 }
 
 impl Element {

@@ -1,7 +1,7 @@
 //! What the kernel shows, held against what a table is to be.
 //!
-//! Pure. Invariants: a chain counts as ours only if its place and the comments of all of its
-//! rules, fingerprints included, are what we would write; elements are compared one by one as
+//! Pure. Invariants: a chain counts as ours only if its place, the comments of all of its rules,
+//! fingerprints included, and the chains that they lead to are what we would write; elements are compared one by one as
 //! they come and only those that are wrong are kept, so that a look at 30,000 costs no memory.
 #![deny(clippy::disallowed_methods)]
 
@@ -27,17 +27,17 @@ pub fn structure(wanted: &Table, seen: &Seen) -> Option<Table> {
         return None;
     }
     let mut table = Table::new(wanted.family, &wanted.name);
-    let mut comments: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    let mut rules: BTreeMap<&str, Vec<&RuleSeen>> = BTreeMap::new();
     for rule in &seen.rules {
-        comments.entry(&rule.chain).or_default().push(&rule.comment);
+        rules.entry(&rule.chain).or_default().push(rule);
     }
     for chain in &seen.chains {
-        let comments = comments.get(chain.name.as_str()).map(Vec::as_slice).unwrap_or_default();
+        let rules = rules.get(chain.name.as_str()).map(Vec::as_slice).unwrap_or_default();
         let base = chain.base.as_ref().map(base);
         let ours =
-            wanted.chains.get(chain.name.as_str()).filter(|want| want.base == base && is_written(wanted.family, want, comments));
+            wanted.chains.get(chain.name.as_str()).filter(|want| want.base == base && is_written(wanted.family, want, rules));
         let chain_is =
-            ours.cloned().unwrap_or_else(|| Chain { base, rules: comments.iter().map(|_| Rule::new("?", Vec::new())).collect() });
+            ours.cloned().unwrap_or_else(|| Chain { base, rules: rules.iter().map(|_| Rule::new("?", Vec::new())).collect() });
         table.chains.insert(chain.name.as_str().into(), chain_is);
     }
     for seen in &seen.sets {
@@ -48,9 +48,11 @@ pub fn structure(wanted: &Table, seen: &Seen) -> Option<Table> {
     Some(table)
 }
 
-fn is_written(family: Family, chain: &Chain, comments: &[&str]) -> bool {
+fn is_written(family: Family, chain: &Chain, seen: &[&RuleSeen]) -> bool {
     let print = fingerprint(family, chain);
-    chain.rules.len() == comments.len() && chain.rules.iter().zip(comments).all(|(rule, seen)| comment(rule, &print) == *seen)
+    let leads = |rule: &Rule, seen: &RuleSeen| rule.leads_to().eq(seen.leads_to.iter().map(String::as_str));
+    let same = |(rule, seen): (&Rule, &&RuleSeen)| comment(rule, &print) == seen.comment && leads(rule, seen);
+    chain.rules.len() == seen.len() && chain.rules.iter().zip(seen).all(same)
 }
 
 /// A priority that no chain of ours has: such a place is made anew.

@@ -92,9 +92,10 @@ impl Batch {
         self.wire.end();
     }
 
-    /// Makes the table; nothing happens where it is there.
+    /// Makes the table, or wakes it up where it is there; nothing happens where it is awake.
     pub fn add_table(&mut self) {
-        self.push(NEWTABLE, NLM_F_CREATE, &Attrs::new());
+        // No flags: with none named those that it has would stay.
+        self.push(NEWTABLE, NLM_F_CREATE, &Attrs::new().be32(2, 0));
     }
     /// With all that is in it.
     pub fn delete_table(&mut self) {

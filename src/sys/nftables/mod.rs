@@ -18,8 +18,8 @@ use super::netlink::{NetlinkError, Protocol, Socket};
 pub use batch::{Batch, Content, Element, commit};
 pub use event::{Event, events, listen};
 pub use seen::{
-    BaseSeen, ChainSeen, ContentSeen, ElementSeen, RuleSeen, SetSeen, chains, elements, for_each_chain, generation, rules, sets,
-    tables,
+    BaseSeen, ChainSeen, ContentSeen, ElementSeen, RuleSeen, SetSeen, chains, elements, for_each_chain, generation, is_dormant,
+    rules, sets, tables,
 };
 pub use userdata::comment_text;
 

@@ -63,11 +63,14 @@ impl ChainSeen {
     }
 }
 
-/// A rule as the kernel tells it; its expressions are the comment's business.
+/// A rule as the kernel tells it; its expressions are the comment's business, but for where it
+/// leads: a chain that somebody renames takes the rules along that lead to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuleSeen {
     pub chain: String,
     pub comment: String,
+    /// Chains that it jumps or goes to, as they are called now.
+    pub leads_to: Vec<String>,
 }
 
 /// A set as the kernel tells it.
@@ -144,6 +147,17 @@ pub fn tables(socket: &mut Socket) -> Result<Vec<(u8, String)>, NetlinkError> {
     socket.dump_each("list nftables tables", &message(GETTABLE, 0, Attrs::new()), Vec::new, take)
 }
 
+/// Whether somebody has put a table to sleep (`flags dormant`): it is there whole and does nothing.
+pub fn is_dormant(socket: &mut Socket, family: Family, table: &str) -> Result<bool, NetlinkError> {
+    const DORMANT: u32 = 1;
+    let take = |found: &mut bool, kind, payload: &[u8]| {
+        let b = body(payload);
+        let ours = payload.first() == Some(&family.number()) && attribute(b, 1).map(text).as_deref() == Some(table);
+        *found |= kind == SUBSYSTEM << 8 | NEWTABLE && ours && attribute(b, 2).and_then(be32).unwrap_or(0) & DORMANT != 0;
+    };
+    socket.dump_each("list nftables tables", &message(GETTABLE, family.number(), Attrs::new()), || false, take)
+}
+
 /// All chains of all tables, one by one.
 pub fn for_each_chain<T>(
     socket: &mut Socket,
@@ -182,10 +196,18 @@ pub fn rules(socket: &mut Socket, family: Family, table: &str) -> Result<Vec<Rul
             && let Some(chain) = attribute(b, 2)
         {
             let comment = attribute(b, 7).map(comment_of).unwrap_or_default();
-            all.push(RuleSeen { chain: text(chain), comment });
+            let leads_to = attributes(attribute(b, 4).unwrap_or_default()).filter_map(|(_, expr)| chain_of(expr)).collect();
+            all.push(RuleSeen { chain: text(chain), comment, leads_to });
         }
     };
     none_without_table(socket.dump_each("list nftables rules", &ask, Vec::new, take))
+}
+
+/// The chain of an expression that is a verdict.
+fn chain_of(expr: &[u8]) -> Option<String> {
+    let is_verdict = attribute(expr, 1).map(text).as_deref() == Some("immediate");
+    let verdict = attribute(attribute(attribute(expr, 2).filter(|_| is_verdict)?, 2)?, 2)?;
+    attribute(verdict, 2).map(text)
 }
 
 /// The sets of a table, those that rules keep for themselves left out.
