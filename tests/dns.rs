@@ -281,6 +281,47 @@ fn what_does_not_fit_is_truncated_and_comes_whole_by_tcp() {
 }
 
 #[test]
+fn who_asks_without_end_on_one_connection_keeps_nobody_else_waiting() {
+    if !able() {
+        return;
+    }
+    let world = World::whole();
+    let script = format!(
+        r#"
+import socket, struct, threading, time
+name = b"".join(bytes([len(l)]) + l for l in b"web.shop.svc.cluster.local".split(b".")) + b"\0"
+question = struct.pack("!6H", 7, 0x100, 1, 0, 0, 0) + name + struct.pack("!2H", 1, 1)
+many = (struct.pack("!H", len(question)) + question) * 1000
+s = socket.socket()
+s.bind(("10.88.0.7", 0))
+s.connect(("{US}", 53))
+def send():
+    while True:
+        s.sendall(many)
+threading.Thread(target=send, daemon=True).start()
+end, got = time.time() + 4, 0
+while time.time() < end:
+    got += len(s.recv(1 << 20))
+    if got > 100000:
+        print("asking", flush=True)
+        got = -1 << 60
+"#
+    );
+    let mut greedy = world.inside("python3").args(["-c", &script]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(greedy.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+    assert_eq!(line, "asking\n");
+    for n in 0..10 {
+        let begun = Instant::now();
+        assert_eq!(world.short("web.shop.svc.cluster.local +tries=1 +timeout=1"), "10.96.0.10", "{n}");
+        assert!(begun.elapsed() < Duration::from_millis(900), "{n}: {:?}", begun.elapsed());
+    }
+    assert!(greedy.try_wait().unwrap().is_none(), "it asks still");
+    greedy.kill().unwrap();
+    greedy.wait().unwrap();
+}
+
+#[test]
 fn with_the_uplink_gone_old_answers_are_given() {
     if !able() {
         return;

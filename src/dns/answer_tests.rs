@@ -206,6 +206,48 @@ fn a_headless_service_has_the_addresses_of_all_its_ready_endpoints() {
 }
 
 #[test]
+fn of_many_endpoints_no_more_are_looked_up_than_a_reply_holds() {
+    let mut cluster = Cluster::example();
+    cluster.slices = (0..100)
+        .map(|n| {
+            let endpoints: Vec<_> = (0..100).map(|i| serde_json::json!({"addresses": [format!("10.89.{n}.{i}")]})).collect();
+            serde_json::from_value(serde_json::json!({
+                "metadata": {"namespace": "shop", "name": format!("db-{n}"), "labels": {"kubernetes.io/service-name": "db"}},
+                "addressType": "IPv4", "ports": [{"name": "http", "port": 8080, "protocol": "TCP"}], "endpoints": endpoints,
+            }))
+            .unwrap()
+        })
+        .collect();
+    let zone = cluster.zone();
+    let of = |name: &str, kind, spin| {
+        let wire = wire::name_of(name).unwrap();
+        match zone.lookup(&wire::labels(&wire), Asked { kind, spin, most: 10 }) {
+            Lookup::Records(records) => records,
+            other => panic!("{other:?}"),
+        }
+    };
+    let http = format!("_http._tcp.{DB}");
+    for spin in [0, 9_995, 12_345] {
+        let first = Data::Address([10, 89, (spin % 10_000 / 100) as u8, (spin % 100) as u8].into());
+        let found = of(DB, kind::A, spin);
+        assert_eq!((found.answers.len(), &found.answers[0]), (10, &first), "{spin}");
+        let found = of(&http, kind::SRV, spin);
+        assert_eq!((found.answers.len(), found.extra.len()), (10, 10), "{spin}");
+    }
+    // What is left off shows, and a large message is full.
+    let reply = |tcp| {
+        let bytes = question_of(DB, kind::A, 1);
+        let query = Query::parse(&bytes).unwrap();
+        let envelope = Envelope::of(&query, tcp);
+        let Outcome::Reply(message) = answer(Some(&zone), "cluster.local", &envelope, &query, 0) else { panic!() };
+        let message = envelope.seal(message, true);
+        let truncated = wire::u16_at(&message, 2).unwrap() & wire::flag::TRUNCATED != 0;
+        (truncated, envelope.limit() - message.len() < RECORD)
+    };
+    assert_eq!([reply(false), reply(true)], [(true, true); 2]);
+}
+
+#[test]
 fn an_endpoint_is_called_by_its_hostname_and_without_one_by_its_address() {
     let zone = Cluster::example().zone();
     let db0 = format!("db-0.{DB}");

@@ -3,7 +3,8 @@
 //!
 //! Invariant: there are at most [`MOST`], a few of each address; one that has not brought a whole
 //! question, or not taken its reply, within [`PATIENCE`] is closed, however busy it looks; where
-//! all places are taken the one that has idled longest makes room. RFC 7766.
+//! all places are taken the one that has idled longest makes room; whoever sends question upon
+//! question has one answered a turn, as everybody else. RFC 7766.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
@@ -62,7 +63,8 @@ impl Clients {
 
     pub fn waits(&self) -> impl Iterator<Item = (u32, BorrowedFd<'_>, PollFlags)> {
         self.open.iter().map(|(number, c)| {
-            let flags = match (c.sent < c.out.len(), c.asked) {
+            let flags = match (c.sent < c.out.len() || c.has_question(), c.asked) {
+                // A question that is here already is no reason to wait for bytes.
                 (true, _) => PollFlags::POLLOUT,
                 (false, true) => PollFlags::empty(),
                 (false, false) => PollFlags::POLLIN,
@@ -76,7 +78,7 @@ impl Clients {
         let connection = self.open.get_mut(&number)?;
         match connection.go_on(now) {
             Ok(question) => question,
-            Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => None,
+            Err(e) if is_passing(&e) => None,
             // Whoever left wants nothing more.
             Err(_) => {
                 self.open.remove(&number);
@@ -85,13 +87,18 @@ impl Clients {
         }
     }
 
-    /// A reply for it; the next question, if it has come already.
-    pub fn reply(&mut self, number: u32, message: &[u8], now: i64) -> Option<Vec<u8>> {
-        let connection = self.open.get_mut(&number)?;
-        let length = u16::try_from(message.len()).ok()?; // replies are sealed: no longer than 65535
+    /// A reply for it. Its next question waits for the next turn, also where it has come already.
+    pub fn reply(&mut self, number: u32, message: &[u8], now: i64) {
+        let Some(connection) = self.open.get_mut(&number) else { return };
+        let Ok(length) = u16::try_from(message.len()) else { return }; // replies are sealed: no longer than 65535
         connection.out = [&length.to_be_bytes(), message].concat();
         (connection.sent, connection.asked, connection.since) = (0, false, now);
-        self.ready(number, now)
+        match connection.send(now) {
+            Ok(_) => {}
+            Err(e) if is_passing(&e) => {}
+            // Whoever left wants nothing more.
+            Err(_) => self.close(number),
+        }
     }
 
     pub fn close(&mut self, number: u32) {
@@ -107,14 +114,32 @@ impl Clients {
     }
 }
 
+fn is_passing(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
+}
+
 impl Connection {
-    fn go_on(&mut self, now: i64) -> io::Result<Option<Vec<u8>>> {
+    /// True: nothing is left to be sent.
+    fn send(&mut self, now: i64) -> io::Result<bool> {
         if self.sent < self.out.len() {
             self.sent += self.stream.write(self.out.get(self.sent..).unwrap_or_default())?;
             if self.sent < self.out.len() {
-                return Ok(None);
+                return Ok(false);
             }
             (self.out, self.sent, self.since) = (Vec::new(), 0, now);
+        }
+        Ok(true)
+    }
+
+    /// Bytes for a whole question have come, or for one that can be none.
+    fn has_question(&self) -> bool {
+        let length = wire::u16_at(&self.got, 0).map(usize::from);
+        !self.asked && length.is_some_and(|length| length > QUESTION || self.got.len() >= 2 + length)
+    }
+
+    fn go_on(&mut self, now: i64) -> io::Result<Option<Vec<u8>>> {
+        if !self.send(now)? {
+            return Ok(None);
         }
         if self.asked {
             // Polled for nothing: only an end or an error wakes it.

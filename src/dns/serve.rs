@@ -266,7 +266,7 @@ impl Server {
         out.extend(effects);
     }
 
-    /// Until nothing is left of it: a reply may free a connection's next question.
+    /// Until nothing is left of it: an upstream that cannot be asked leads to the next one.
     fn carry_out(&mut self, out: &mut VecDeque<Effect>, now: i64) {
         while let Some(effect) = out.pop_front() {
             match effect {
@@ -278,11 +278,7 @@ impl Server {
                         tracing::debug!(%peer, %error, "DNS: a reply is lost");
                     }
                 }
-                Effect::Reply { to: To::Tcp(number), message } => {
-                    if let Some(question) = self.clients.reply(number, &message, now) {
-                        self.tcp_question(number, &question, now, out);
-                    }
-                }
+                Effect::Reply { to: To::Tcp(number), message } => self.clients.reply(number, &message, now),
                 Effect::Ask { attempt, server, tcp, message } => {
                     if let Err(error) = self.links.ask(attempt, server, tcp, &message) {
                         tracing::debug!(%server, %error, "DNS: an upstream cannot be asked");

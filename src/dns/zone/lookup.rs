@@ -1,36 +1,49 @@
 //! A name's labels and a type → what the zone has of it.
 //!
-//! Invariant: it ends after time in proportion to one Service's endpoints and gives at most
-//! [`MOST`] records, whatever is asked.
+//! Invariant: it gives no more records than were asked for and makes nothing of the others, so that
+//! a question costs what its reply weighs; of a Service's endpoints it only walks past those.
 #![deny(clippy::disallowed_methods)]
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::build::is_label;
-use super::{Apex, Data, Endpoint, Group, Kind, Lookup, Port, Records, Service, Zone};
+use super::{Apex, Data, Endpoint, Kind, Lookup, Port, Records, Service, Zone};
 use crate::dns::wire::kind;
 use crate::proxy::model::{Cidr, L4};
 
-/// No more addresses fit into the largest message.
-const MOST: usize = 4096;
+/// What is asked of a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Asked {
+    pub kind: u16,
+    /// Turns the order of equal answers, so that clients which take the first one spread.
+    pub spin: u32,
+    /// More records are not wanted.
+    pub most: usize,
+}
+
+impl Asked {
+    /// Where an order of so many begins.
+    fn turn(&self, count: usize) -> usize {
+        (self.spin as usize).checked_rem(count).unwrap_or(0)
+    }
+}
 
 impl Zone {
-    /// `labels` as asked. `spin` turns the order of equal answers, so that clients which take the
-    /// first one spread.
-    pub fn lookup(&self, labels: &[&[u8]], kind: u16, spin: u32) -> Lookup {
+    /// `labels` as asked.
+    pub fn lookup(&self, labels: &[&[u8]], asked: Asked) -> Lookup {
         let depth = self.domain.split('.').count();
         let inside = labels.len() >= depth
             && labels.iter().rev().zip(self.domain.split('.').rev()).all(|(l, d)| l.eq_ignore_ascii_case(d.as_bytes()));
         if !inside {
-            return self.backwards(labels, kind, spin);
+            return self.backwards(labels, asked);
         }
         let apex = Apex(depth);
         // What can be no label of ours has no name here.
         let lower: Option<Vec<String>> = labels[..labels.len() - depth].iter().map(|label| lower(label)).collect();
         let Some(lower) = lower else { return Lookup::NoName(apex) };
         let head: Vec<&str> = lower.iter().map(String::as_str).collect();
-        match self.cluster(&head, kind, spin) {
+        match self.cluster(&head, asked) {
             Found::No => Lookup::NoName(apex),
             Found::Alias(target) => Lookup::Alias(target),
             Found::Name(records) if records.answers.is_empty() => Lookup::NoData(apex),
@@ -39,7 +52,8 @@ impl Zone {
     }
 
     /// `head`: the labels left of the domain.
-    fn cluster(&self, head: &[&str], kind: u16, spin: u32) -> Found {
+    fn cluster(&self, head: &[&str], asked: Asked) -> Found {
+        let kind = asked.kind;
         match *head {
             [] if kind == kind::SOA => answers(vec![Data::Authority]),
             [] if kind == kind::NS => {
@@ -48,16 +62,16 @@ impl Zone {
                 Found::Name(Records { answers: vec![Data::NameServer(name)], extra })
             }
             [] | ["svc" | "pod" | "dns"] => nothing(),
-            ["ns", "dns"] => addresses(self.servers.iter().copied(), kind, spin),
+            ["ns", "dns"] => addresses(self.servers.iter().copied(), asked),
             ["dns-version"] if kind == kind::TXT => answers(vec![Data::Version]),
             ["dns-version"] => nothing(),
             [namespace, "svc" | "pod"] => match self.namespaces.binary_search_by(|n| (**n).cmp(namespace)) {
                 Ok(_) => nothing(),
                 Err(_) => Found::No,
             },
-            [name, namespace, "pod"] => self.pod(name, namespace, kind),
+            [name, namespace, "pod"] => self.pod(name, namespace, asked),
             [ref below @ .., name, namespace, "svc"] => match self.service(namespace, name) {
-                Some(service) => self.below(service, below, kind, spin),
+                Some(service) => self.below(service, below, asked),
                 None => Found::No,
             },
             _ => Found::No,
@@ -70,26 +84,30 @@ impl Zone {
     }
 
     /// `below`: the labels left of the Service's name.
-    fn below(&self, service: &Service, below: &[&str], kind: u16, spin: u32) -> Found {
+    fn below(&self, service: &Service, below: &[&str], asked: Asked) -> Found {
+        let kind = asked.kind;
         match (below, &service.kind) {
             ([], Kind::ExternalName(target)) => Found::Alias(target.to_string()),
             (_, Kind::ExternalName(_)) => Found::No,
-            ([], Kind::ClusterIp(ips)) if kind == kind::SRV => self.ports(service, ips, |_| true),
-            ([], Kind::ClusterIp(ips)) => addresses(ips.iter().copied(), kind, spin),
-            ([], Kind::Headless) => self.endpoints(service, kind, spin, |_| true, |_| true),
+            ([], Kind::ClusterIp(ips)) if kind == kind::SRV => self.ports(service, ips, asked, |_| true),
+            ([], Kind::ClusterIp(ips)) => addresses(ips.iter().copied(), asked),
+            ([], Kind::Headless) => self.endpoints(service, asked, |_| true, |_| true),
             ([protocol], _) if protocol.starts_with('_') => {
                 let has = |port: &Port| !port.name.is_empty() && is_protocol(port.protocol, protocol);
                 if service.named_ports().any(has) { nothing() } else { Found::No }
             }
-            ([name], _) => self.endpoints(service, kind, spin, |e| e.is_called(name), |_| true),
+            ([name], _) => {
+                let ip = dashed(name);
+                self.endpoints(service, asked, |e| e.is_called(name, ip), |_| true)
+            }
             ([port, protocol], kind_of) => {
                 let Some(port) = port.strip_prefix('_').filter(|name| !name.is_empty()) else { return Found::No };
                 let wanted = |p: &Port| *p.name == *port && is_protocol(p.protocol, protocol);
                 match kind_of {
                     _ if !service.named_ports().any(wanted) => Found::No,
                     _ if kind != kind::SRV => nothing(),
-                    Kind::ClusterIp(ips) => self.ports(service, ips, wanted),
-                    _ => self.endpoints(service, kind, spin, |_| true, wanted),
+                    Kind::ClusterIp(ips) => self.ports(service, ips, asked, wanted),
+                    _ => self.endpoints(service, asked, |_| true, wanted),
                 }
             }
             _ => Found::No,
@@ -97,9 +115,9 @@ impl Zone {
     }
 
     /// SRV records of a Service with an address of its own.
-    fn ports(&self, service: &Service, ips: &[IpAddr], wanted: impl Fn(&Port) -> bool) -> Found {
+    fn ports(&self, service: &Service, ips: &[IpAddr], asked: Asked, wanted: impl Fn(&Port) -> bool) -> Found {
         let target = self.name_of(service);
-        let ports: Vec<&Port> = service.ports.iter().filter(|p| wanted(p)).take(MOST).collect();
+        let ports: Vec<&Port> = service.ports.iter().filter(|p| wanted(p)).take(asked.most).collect();
         let weight = weight(ports.len());
         let answers = ports.iter().map(|p| Data::Service { port: p.number, weight, target: target.clone() }).collect();
         Found::Name(Records { answers, extra: ips.iter().map(|ip| (target.clone(), *ip)).collect() })
@@ -109,46 +127,48 @@ impl Zone {
     fn endpoints(
         &self,
         service: &Service,
-        kind: u16,
-        spin: u32,
+        asked: Asked,
         called: impl Fn(&Endpoint) -> bool,
         port: impl Fn(&Port) -> bool,
     ) -> Found {
-        let mut all: Vec<(&Group, &Endpoint)> = service.endpoints().filter(|(_, e)| called(e)).collect();
-        if all.is_empty() {
+        let all = || service.endpoints().filter(|(_, e)| called(e));
+        let count = all().count();
+        if count == 0 {
             return Found::No;
         }
-        let turn = spin as usize % all.len();
-        all.rotate_left(turn);
-        if kind != kind::SRV {
+        let turn = asked.turn(count);
+        let all = all().skip(turn).chain(all().take(turn));
+        if asked.kind != kind::SRV {
             let mut seen = BTreeSet::new();
-            let ips = all.into_iter().map(|(_, e)| e.ip).filter(|ip| is_kind(*ip, kind) && seen.insert(*ip));
-            return answers(ips.take(MOST).map(Data::Address).collect());
+            let ips = all.map(|(_, e)| e.ip).filter(|ip| is_kind(*ip, asked.kind) && seen.insert(*ip));
+            return answers(ips.take(asked.most).map(Data::Address).collect());
         }
         let parent = self.name_of(service);
         let (mut services, mut extra) = (BTreeSet::new(), BTreeSet::new());
         let mut found = Vec::new();
         for (group, endpoint) in all {
+            if found.len() >= asked.most {
+                break;
+            }
             let target = format!("{}.{parent}", endpoint.label());
-            for port in group.ports.iter().filter(|p| port(p)) {
-                if services.insert((target.clone(), port.number)) && found.len() < MOST {
+            for port in group.ports.iter().filter(|p| port(p)).take(asked.most) {
+                if services.insert((target.clone(), port.number)) {
                     found.push((target.clone(), port.number));
                 }
             }
-            if extra.len() < MOST {
-                extra.insert((target, endpoint.ip));
-            }
+            extra.insert((target, endpoint.ip));
         }
+        found.truncate(asked.most);
         let weight = weight(found.len());
         let answers = found.into_iter().map(|(target, port)| Data::Service { port, weight, target }).collect();
         Found::Name(Records { answers, extra: extra.into_iter().collect() })
     }
 
     /// `10-88-0-7.shop.pod`: there while such a pod is.
-    fn pod(&self, name: &str, namespace: &str, kind: u16) -> Found {
+    fn pod(&self, name: &str, namespace: &str, asked: Asked) -> Found {
         let Some(ip) = dashed(name) else { return Found::No };
         match self.pods.binary_search_by(|(n, i)| (&**n, *i).cmp(&(namespace, ip))) {
-            Ok(_) => addresses([ip].into_iter(), kind, 0),
+            Ok(_) => addresses([ip].into_iter(), asked),
             Err(_) => Found::No,
         }
     }
@@ -159,7 +179,7 @@ impl Zone {
 
     // ---- addresses to names ----------------------------------------------------------------
 
-    fn backwards(&self, labels: &[&[u8]], kind: u16, spin: u32) -> Lookup {
+    fn backwards(&self, labels: &[&[u8]], asked: Asked) -> Lookup {
         let Some(ip) = backward_address(labels) else { return Lookup::NotOurs };
         let mut names: Vec<String> = self.names(ip).collect();
         let range = self.ranges.iter().find(|range| range.contains(ip));
@@ -167,12 +187,12 @@ impl Zone {
         if names.is_empty() {
             return if range.is_some() { Lookup::NoName(apex) } else { Lookup::NotOurs };
         }
-        if kind != kind::PTR {
+        if asked.kind != kind::PTR {
             return Lookup::NoData(apex);
         }
-        let turn = spin as usize % names.len();
+        let turn = asked.turn(names.len());
         names.rotate_left(turn);
-        Lookup::Records(Records { answers: names.into_iter().take(MOST).map(Data::Pointer).collect(), extra: Vec::new() })
+        Lookup::Records(Records { answers: names.into_iter().take(asked.most).map(Data::Pointer).collect(), extra: Vec::new() })
     }
 
     /// A Service's own address has its name only; an endpoint's, that in each of its Services.
@@ -209,12 +229,12 @@ fn answers(answers: Vec<Data>) -> Found {
     Found::Name(Records { answers, extra: Vec::new() })
 }
 
-fn addresses(ips: impl Iterator<Item = IpAddr>, kind: u16, spin: u32) -> Found {
-    let mut ips: Vec<IpAddr> = ips.filter(|ip| is_kind(*ip, kind)).take(MOST).collect();
-    if !ips.is_empty() {
-        let turn = spin as usize % ips.len();
-        ips.rotate_left(turn);
-    }
+/// Of a few: a Service's own, the servers'.
+fn addresses(ips: impl Iterator<Item = IpAddr>, asked: Asked) -> Found {
+    let mut ips: Vec<IpAddr> = ips.filter(|ip| is_kind(*ip, asked.kind)).collect();
+    let turn = asked.turn(ips.len());
+    ips.rotate_left(turn);
+    ips.truncate(asked.most);
     answers(ips.into_iter().map(Data::Address).collect())
 }
 
@@ -256,10 +276,11 @@ impl Service {
 }
 
 impl Endpoint {
-    fn is_called(&self, label: &str) -> bool {
+    /// `ip`: the label, read as an address.
+    fn is_called(&self, label: &str, ip: Option<IpAddr>) -> bool {
         match &self.hostname {
             Some(name) => **name == *label,
-            None => dashed(label) == Some(self.ip),
+            None => ip == Some(self.ip),
         }
     }
 }

@@ -23,6 +23,7 @@ mod lookup;
 use std::net::IpAddr;
 
 pub use build::{BadDomain, Objects};
+pub use lookup::Asked;
 
 use crate::proxy::model::{Cidr, L4};
 
