@@ -47,9 +47,9 @@ pub enum Message {
     /// Pods that had a network and have lost their link.
     Severed(Vec<String>),
     Request(Request),
-    /// Addresses of Services were written to the disk; `failed`: those that could not be.
+    /// Addresses of Services were written to the disk; `failed`: those that could not be, and why.
     Saved {
-        failed: Option<Memory>,
+        failed: Option<(Memory, String)>,
     },
 }
 
@@ -104,6 +104,7 @@ impl Agent {
             served: false,
             policies: Policies::new(rooms.config.policy, rooms.dns_servers()),
             unsaved: None,
+            unsaved_why: None,
             saving: false,
             rooms: Arc::clone(&rooms),
             desired,
@@ -225,6 +226,8 @@ struct Planner {
     policies: Policies,
     /// Addresses of Services that are not on the disk yet.
     unsaved: Option<Memory>,
+    /// Said once.
+    unsaved_why: Option<String>,
     saving: bool,
     /// Wall time.
     started: i64,
@@ -290,8 +293,19 @@ impl Planner {
                 self.saving = false;
                 match failed {
                     // Again with the next change, or when the planner tends.
-                    Some(addresses) => self.unsaved = self.unsaved.take().or(Some(addresses)),
-                    None => self.save(),
+                    Some((addresses, why)) => {
+                        if self.unsaved_why.as_ref() != Some(&why) {
+                            tracing::warn!(error = why, "addresses of Services are not stored; trying again");
+                            self.unsaved_why = Some(why);
+                        }
+                        self.unsaved = self.unsaved.take().or(Some(addresses));
+                    }
+                    None => {
+                        if self.unsaved_why.take().is_some() {
+                            tracing::info!("addresses of Services are stored again");
+                        }
+                        self.save();
+                    }
                 }
             }
             Message::Request(Request::Quit) => return false,
@@ -482,11 +496,9 @@ impl Planner {
         let (rooms, sender) = (Arc::clone(&self.rooms), self.sender.clone());
         self.workers.submit(move || {
             let saved = rooms.save_addresses(&addresses);
-            if let Err(error) = &saved {
-                tracing::warn!(error = %crate::obs::chain(error), "addresses of Services are not stored yet");
-            }
+            let failed = saved.err().map(|error| (addresses, crate::obs::chain(&error).to_string()));
             // A planner that has left reads what is stored at the next start.
-            let _ = sender.send(Message::Saved { failed: saved.is_err().then_some(addresses) });
+            let _ = sender.send(Message::Saved { failed });
         });
     }
 
