@@ -402,3 +402,26 @@ fn connection_tracking_is_kube_proxys_unless_somebody_has_set_it() {
     node.wait("what a flag says", 10, |n| read(n, "close_wait") == "7200");
     assert_eq!(read(&node, "established"), "200000", "the admin's stays");
 }
+
+#[test]
+fn a_node_at_rest_does_not_read_its_table_again_and_again() {
+    if !privileged() {
+        return;
+    }
+    let mut node = node();
+    node.put("web.yaml", BALANCED);
+    node.put("slice.yaml", &slice(&[5]));
+    node.start();
+    node.wait("it serves", 10, |n| ours(n).contains("default/web"));
+    let full = |node: &Node| {
+        let all = series(&get(node, &format!("{METRICS}/metrics")).body);
+        all["kubeproxy_sync_full_proxy_rules_duration_seconds_count{ip_family=\"IPv4\"}"]
+    };
+    // It is looked after every 20 s; the first look compares.
+    std::thread::sleep(Duration::from_secs(21));
+    let before = full(&node);
+    std::thread::sleep(Duration::from_secs(41));
+    assert_eq!(full(&node), before, "nobody changed anything");
+    nft(&node, &format!("flush table ip {}", node.instance));
+    node.wait("it is whole again", 2, |n| ours(n).contains("jump services"));
+}

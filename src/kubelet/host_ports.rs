@@ -22,7 +22,7 @@ impl Ports for HostPorts {
         Ok(self.0.remove_pod(uid)?)
     }
     fn ensure(&self) -> Result<(), PortsError> {
-        Ok(self.0.ensure()?)
+        Ok(self.0.tend()?)
     }
     fn remove_all(&self) -> Result<(), PortsError> {
         Ok(self.0.remove_all()?)

@@ -2,10 +2,11 @@
 //!
 //! Connection tracking remembers a translation for as long as packets come, so UDP clients would
 //! go on to an endpoint that is gone, or to nobody where there was none when they began
-//! (kubernetes#139628, #105657). TCP and SCTP end by themselves. Never all of them at a restart:
-//! only what a change names goes (kubernetes#122740). [`stale`] is pure.
+//! (kubernetes#139628, #105657). TCP and SCTP end by themselves. Never all of them at a restart
+//! (kubernetes#122740): what a change names goes ([`stale`]), and where nobody knows what was
+//! before, what leads elsewhere than it should ([`Right`]). Both are pure.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use super::model::{Endpoint, HostPortWant, L4, ServicePort};
@@ -78,6 +79,55 @@ pub fn closed(want: &HostPortWant, into: &mut BTreeSet<Stale>) {
     into.extend(flows.into_iter().map(|flow| Stale { answering: Some((want.ip, want.port)), ..flow }));
 }
 
+/// Where UDP flows of one family may lead, for when changes were missed: an agent that was away, a
+/// table that was not there for a while.
+#[derive(Debug, Default)]
+pub struct Right {
+    ends: BTreeMap<(To, u16), BTreeSet<(IpAddr, u16)>>,
+}
+
+impl Right {
+    pub fn of<'a>(services: impl Iterator<Item = &'a ServicePort>, host_ports: impl Iterator<Item = &'a HostPortWant>) -> Right {
+        let mut right = Right::default();
+        for service in services.filter(|s| s.protocol == L4::Udp) {
+            for front in fronts(service) {
+                right.ends.entry(front).or_default().extend(ends(service));
+            }
+        }
+        for want in host_ports {
+            let mut flows = BTreeSet::new();
+            opened(want, &mut flows);
+            for flow in flows {
+                right.ends.entry((flow.to, flow.port)).or_default().insert((want.ip, want.port));
+            }
+        }
+        right
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.ends.is_empty()
+    }
+
+    /// It leads to nobody who serves what was asked for. What was led nowhere because nobody serves
+    /// is right.
+    fn forbids(&self, flow: &conntrack::Flow, own: &BTreeSet<IpAddr>) -> bool {
+        let (asked, answering) = (flow.original, (flow.reply.source, flow.reply.source_port));
+        let of = |to| self.ends.get(&(to, asked.destination_port));
+        let node = || of(To::Node { v4: asked.destination.is_ipv4() }).filter(|_| own.contains(&asked.destination));
+        let Some(ends) = of(To::Address(asked.destination)).or_else(node) else { return false };
+        let untouched = answering == (asked.destination, asked.destination_port);
+        asked.protocol == L4::Udp.number() && !ends.contains(&answering) && !(untouched && ends.is_empty())
+    }
+}
+
+/// Forgets the flows that lead elsewhere than they should; how many there were.
+pub fn forget_wrong(right: &Right, family: Family, own: &BTreeSet<IpAddr>) -> Result<usize, NetlinkError> {
+    if right.is_empty() {
+        return Ok(0);
+    }
+    conntrack::forget_where(&mut conntrack::open()?, family.number(), |flow| right.forbids(flow, own))
+}
+
 fn fronts(service: &ServicePort) -> BTreeSet<(To, u16)> {
     let addresses = service.cluster_ip.iter().chain(&service.external_ips).chain(&service.load_balancer_ips);
     let mut fronts: BTreeSet<(To, u16)> = addresses.map(|ip| (To::Address(*ip), service.port)).collect();
@@ -144,6 +194,8 @@ fn filters(flows: &BTreeSet<Stale>, own: &[IpAddr]) -> Vec<Filter> {
 
 #[cfg(test)]
 mod tests {
+    use std::net::SocketAddr;
+
     use super::*;
     use crate::proxy::model::ServicePortName;
 
@@ -189,6 +241,52 @@ mod tests {
         assert_eq!(found(Some(&some), Some(&more)), ["Address(192.0.2.9):53 any", "Node { v4: true }:30053 any"]);
         assert_eq!(found(Some(&more), Some(&some)).len(), 2);
         assert_eq!(found(Some(&more), None).len(), 3);
+    }
+
+    #[test]
+    fn after_an_absence_flows_go_that_lead_to_nobody_who_serves() {
+        let some = ServicePort { node_port: Some(30053), ..udp("10.96.0.10", &["10.1.0.1", "10.1.0.2"]) };
+        let none = udp("10.96.0.11", &[]);
+        let pod = HostPortWant {
+            pod: "p".into(),
+            protocol: L4::Udp,
+            host_ip: None,
+            host_port: 5000,
+            ip: "10.1.0.9".parse().unwrap(),
+            port: 50,
+        };
+        let right = Right::of([&some, &none].into_iter(), [&pod].into_iter());
+        let own: BTreeSet<IpAddr> = ["192.0.2.1".parse().unwrap()].into();
+        let flow = |protocol, to: &str, answering: &str| {
+            let (to, from): (SocketAddr, SocketAddr) = (to.parse().unwrap(), answering.parse().unwrap());
+            let tuple = |source: SocketAddr, destination: SocketAddr| conntrack::Tuple {
+                source: source.ip(),
+                destination: destination.ip(),
+                protocol,
+                source_port: source.port(),
+                destination_port: destination.port(),
+            };
+            let client = "10.1.0.77:4000".parse().unwrap();
+            conntrack::Flow { original: tuple(client, to), reply: tuple(from, client) }
+        };
+        for (wrong, to, answering) in [
+            (false, "10.96.0.10:53", "10.1.0.2:5353"),
+            (true, "10.96.0.10:53", "10.1.0.3:5353"),
+            (true, "10.96.0.10:53", "10.1.0.2:5354"),
+            (true, "10.96.0.10:53", "10.96.0.10:53"),
+            (false, "10.96.0.11:53", "10.96.0.11:53"),
+            (true, "10.96.0.11:53", "10.1.0.1:5353"),
+            (false, "192.0.2.1:30053", "10.1.0.1:5353"),
+            (true, "192.0.2.1:30053", "10.1.0.3:5353"),
+            (true, "192.0.2.1:30053", "192.0.2.1:30053"),
+            (false, "192.0.2.9:30053", "192.0.2.9:30053"),
+            (false, "192.0.2.1:5000", "10.1.0.9:50"),
+            (true, "192.0.2.1:5000", "10.1.0.8:50"),
+            (false, "203.0.113.5:53", "203.0.113.5:53"),
+        ] {
+            assert_eq!(right.forbids(&flow(17, to, answering), &own), wrong, "{to} {answering}");
+            assert!(!right.forbids(&flow(6, to, answering), &own), "TCP: {to} {answering}");
+        }
     }
 
     #[test]

@@ -178,6 +178,12 @@ impl Proxy {
         self.order(Wish::Ensure)
     }
 
+    /// As [`Proxy::ensure`], for who asks again and again: nothing is compared while notifications
+    /// would have told of any change, but every ten minutes.
+    pub fn tend(&self) -> Result<(), ProxyError> {
+        self.order(Wish::Tend)
+    }
+
     /// Removes our tables.
     pub fn remove_all(&self) -> Result<(), ProxyError> {
         self.order(Wish::Remove)

@@ -12,6 +12,7 @@
 //! at most. A failure is said when it begins and when it ends.
 
 mod account;
+mod flows;
 mod node;
 mod policies;
 mod role;
@@ -30,7 +31,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::EventFd;
 
 use super::apply::{ApplyError, Keeper};
-use super::conntrack::{self, Stale};
+use super::conntrack;
 use super::lacks::{Feature, Lack};
 use super::layout::frame::{HAIRPIN, HOST_IP_PORTS, HOST_PORTS, NODE_PORT_IPS};
 use super::layout::{Ground, Layout, NodePorts};
@@ -48,7 +49,7 @@ use super::{Options, ProxyConfig, ProxyError};
 use crate::store::effects::{Effect, Effects};
 use crate::sys::chain::chain;
 use crate::sys::netlink::Socket;
-use crate::sys::{inet, nftables};
+use crate::sys::nftables;
 use policies::Policies;
 
 /// A look at who else is there, and at all of it where no notification tells of changes.
@@ -110,6 +111,8 @@ pub(super) enum Wish {
     Tables(Sender<Vec<Table>>),
     /// Compare with the kernel and mend.
     Ensure,
+    /// The same, where anything can have changed.
+    Tend,
     Remove,
 }
 
@@ -192,6 +195,8 @@ pub(super) struct Owner {
     notices: Option<Socket>,
     /// Of all tables, without our own transactions.
     generation: u32,
+    /// All of it, by [`Wish::Tend`].
+    compared: Option<Instant>,
     restored: Option<Instant>,
     said: Option<Instant>,
     touched: Touched,
@@ -255,6 +260,7 @@ impl Owner {
             idle: true,
             notices,
             generation: 0,
+            compared: None,
             restored: None,
             said: None,
             touched: Touched::default(),
@@ -351,6 +357,7 @@ impl Owner {
                 self.look();
                 Ok(())
             }
+            Wish::Tend => self.tend(),
             Wish::Remove => self.remove(),
         }
     }
@@ -476,7 +483,11 @@ impl Owner {
             };
             let done = match changes {
                 Some(changes) => self.change(at, &changes),
-                None => self.bring(at).map(|_| ()),
+                None => self.bring(at).map(|done| {
+                    if done.acts == 0 {
+                        self.forget_wrong(at)
+                    }
+                }),
             };
             if done.is_ok() && moved {
                 self.programmed(at, since);
@@ -486,29 +497,6 @@ impl Owner {
         self.forget(&stale);
         self.tune();
         result
-    }
-
-    /// Flows that lead nowhere are a nuisance, not a reason to fail.
-    fn forget(&mut self, stale: &BTreeSet<Stale>) {
-        if stale.is_empty() {
-            return;
-        }
-        let own = own_addresses();
-        for v4 in [true, false] {
-            let of_family: BTreeSet<Stale> = stale.iter().filter(|s| s.is_v4() == v4).copied().collect();
-            if of_family.is_empty() {
-                continue;
-            }
-            let begun = Instant::now();
-            match conntrack::forget(&of_family, &own) {
-                Ok(count) => self.forgotten(v4, count, begun.elapsed()),
-                Err(e) => tracing::warn!(
-                    error = %chain(&e),
-                    flows = of_family.len(),
-                    "clients of a UDP port that changed may reach nobody until their flow times out"
-                ),
-            }
-        }
     }
 
     fn remove(&mut self) -> Result<(), ProxyError> {
@@ -540,12 +528,6 @@ impl Owner {
     fn effect(&self, family: Family) -> Effect {
         Effect::NftTable { family: family.name().to_owned(), name: self.config.table.clone() }
     }
-}
-
-/// This host's addresses; none where they cannot be read: flows to them time out then.
-fn own_addresses() -> Vec<IpAddr> {
-    let all = inet::addresses().inspect_err(|e| tracing::debug!(error = %e, "cannot list this host's addresses"));
-    all.unwrap_or_default().into_iter().map(|(_, ip)| ip).collect()
 }
 
 /// Keeps it, and says it once.

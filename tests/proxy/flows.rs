@@ -4,10 +4,14 @@
 use std::collections::BTreeSet;
 use std::net::{IpAddr, UdpSocket};
 
+use std::sync::Arc;
+
 use coracle::proxy::conntrack::{Stale, To, forget};
-use coracle::proxy::model::L4;
+use coracle::proxy::model::{Endpoint, L4, NodeFacts, ServicePort, ServicePortName};
+use coracle::proxy::{Proxy, ProxyConfig, ServiceChange};
+use coracle::store::effects::Effects;
 use coracle::sys::conntrack::{self, Filter};
-use coracle::sys::netns;
+use coracle::sys::{clock, netns};
 
 use crate::nft::{Nft, able};
 
@@ -152,5 +156,70 @@ fn the_kernels_filter_and_our_list_forget_the_same_flows() {
         let pod = Filter { answering: ip("127.0.0.1"), ..none };
         conntrack::forget(&mut conntrack::open().unwrap(), &[pod]).unwrap();
         assert_eq!(flows().len(), ALL.len() - 1);
+    });
+}
+
+fn served_by(end: &str) -> ServiceChange {
+    let come = ServicePort {
+        name: ServicePortName { namespace: "shop".into(), service: "names".into(), port: "dns".into() },
+        protocol: L4::Udp,
+        port: 53,
+        cluster_ip: Some("10.96.0.12".parse().unwrap()),
+        external_ips: Vec::new(),
+        load_balancer_ips: Vec::new(),
+        node_port: None,
+        internal_local: false,
+        external_local: false,
+        affinity: None,
+        source_ranges: Vec::new(),
+        health_check_node_port: None,
+        cluster: vec![Endpoint { ip: end.parse().unwrap(), port: 5301, local: false }],
+        local: Vec::new(),
+        has_any: true,
+    };
+    ServiceChange { gone: Vec::new(), come: vec![come] }
+}
+
+#[test]
+fn what_changed_while_no_agent_ran_is_forgotten_at_the_next_ones_first_word() {
+    if !able() {
+        return;
+    }
+    in_a_world(|| {
+        let others = send_all();
+        let dir = tempfile::tempdir().unwrap();
+        // Killed: nothing is taken back.
+        let agent = |end: &str| {
+            let (effects, _) = Effects::open(dir.path(), &clock::boot_id().unwrap()).unwrap();
+            let pod_cidrs = vec!["10.88.0.0/24".parse().unwrap(), "fd88::/64".parse().unwrap()];
+            let node = NodeFacts { pod_cidrs, bridge: "prx0".into(), ..NodeFacts::default() };
+            let config = ProxyConfig { table: "prx".into(), node, service_cidrs: Vec::new() };
+            let proxy = Proxy::open(config, Arc::new(effects)).unwrap();
+            proxy.change_services(served_by(end), ServiceChange::default()).unwrap();
+        };
+        let led = || {
+            let all = flows();
+            assert_eq!(all.iter().filter(|f| !f.starts_with("10.96.0.12")).count(), ALL.len(), "others' stay: {all:?}");
+            all.into_iter().filter(|f| f.starts_with("10.96.0.12")).collect::<Vec<_>>()
+        };
+        agent("127.0.0.1");
+        let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+        let send = || assert_eq!(socket.send_to(b"?", "10.96.0.12:53").unwrap(), 1);
+        send();
+        assert_eq!(led(), ["10.96.0.12:53 127.0.0.1"]);
+        agent("127.0.0.1");
+        assert_eq!(led(), ["10.96.0.12:53 127.0.0.1"], "nothing has changed");
+        agent("127.0.0.2");
+        assert_eq!(led(), [""; 0]);
+        send();
+        assert_eq!(led(), ["10.96.0.12:53 127.0.0.2"]);
+        // Begun while the table was not there.
+        Nft::host().must(&["delete", "table", "ip", "prx"]);
+        let early = UdpSocket::bind("0.0.0.0:0").unwrap();
+        early.send_to(b"?", "10.96.0.12:53").unwrap();
+        assert_eq!(led(), ["10.96.0.12:53 10.96.0.12", "10.96.0.12:53 127.0.0.2"]);
+        agent("127.0.0.2");
+        assert_eq!(led(), ["10.96.0.12:53 127.0.0.2"]);
+        drop(others);
     });
 }

@@ -7,7 +7,8 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use super::{OfFamily, Owner, own_addresses};
+use super::flows::own_addresses;
+use super::{OfFamily, Owner};
 use crate::proxy::ProxyError;
 use crate::proxy::conntrack;
 use crate::proxy::policy::part::{PREFIX, part};

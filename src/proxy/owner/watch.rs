@@ -9,11 +9,14 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 
 use super::{Owner, RESTORE, Touched, note};
+use crate::proxy::ProxyError;
 use crate::proxy::apply::Keeper;
 use crate::proxy::lacks::{self, Feature};
 use crate::sys::chain::chain;
 use crate::sys::nftables;
 
+/// What is told of by notifications is compared all the same, this often.
+const COMPARE: Duration = Duration::from_secs(600);
 const SAY_AGAIN: Duration = Duration::from_secs(60);
 
 impl Owner {
@@ -130,6 +133,20 @@ impl Owner {
                 tracing::warn!(error = %chain(&error), "cannot write our nftables table; trying again");
             }
         }
+    }
+
+    /// For who asks again and again: a comparison costs what the table holds.
+    pub(super) fn tend(&mut self) -> Result<(), ProxyError> {
+        self.hear();
+        let whole = self.families.iter().all(|of| of.was_whole && of.failure.is_none());
+        let told = self.notices.is_some() && !self.idle && self.touched.families.is_empty();
+        let recent = self.compared.is_some_and(|at| at.elapsed() < COMPARE);
+        if !(whole && told && recent && self.foreign_generation() == Some(self.generation)) {
+            self.bring_all()?;
+            self.compared = Some(Instant::now());
+        }
+        self.look();
+        Ok(())
     }
 
     /// Who else is there, where we are, and, where no notification tells, whether our tables are whole.

@@ -67,6 +67,7 @@ impl Owner {
                 of.was_whole = true;
                 if done.acts > 0 {
                     self.end_denied_of(at);
+                    self.forget_wrong(at);
                 }
             }
             Err(error) => {
