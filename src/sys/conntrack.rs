@@ -160,7 +160,7 @@ pub fn forget_where(socket: &mut Socket, family: u8, gone: impl Fn(&Flow) -> boo
     let what = "list flows";
     let take = |exact: &mut Vec<Attrs>, kind, payload: &[u8]| {
         if kind == SUBSYSTEM << 8 | CT_NEW
-            && let Some(flow) = read(payload)
+            && let Some(flow) = Flow::read(payload)
             && gone(&flow)
         {
             exact.extend(exactly(payload));
@@ -187,9 +187,11 @@ fn exactly(payload: &[u8]) -> Option<Attrs> {
     Some(more.fold(exact, |attrs, (kind, value)| attrs.bytes(kind, value)))
 }
 
-fn read(payload: &[u8]) -> Option<Flow> {
-    let body = payload.get(4..)?;
-    Some(Flow { original: tuple(attribute(body, CTA_TUPLE_ORIG)?)?, reply: tuple(attribute(body, CTA_TUPLE_REPLY)?)? })
+impl Flow {
+    pub fn read(payload: &[u8]) -> Option<Flow> {
+        let body = payload.get(4..)?;
+        Some(Flow { original: tuple(attribute(body, CTA_TUPLE_ORIG)?)?, reply: tuple(attribute(body, CTA_TUPLE_REPLY)?)? })
+    }
 }
 
 fn tuple(bytes: &[u8]) -> Option<Tuple> {

@@ -44,7 +44,7 @@ impl ChainSeen {
         matches!(self.family, 1 | 2 | 10) && self.base.as_ref().is_some_and(|b| b.hook == FORWARD && b.drops)
     }
 
-    fn read(payload: &[u8]) -> Option<ChainSeen> {
+    pub fn read(payload: &[u8]) -> Option<ChainSeen> {
         let b = body(payload);
         let base = |hook: &[u8]| {
             Some(BaseSeen {
@@ -71,6 +71,16 @@ pub struct RuleSeen {
     pub comment: String,
     /// Chains that it jumps or goes to, as they are called now.
     pub leads_to: Vec<String>,
+}
+
+impl RuleSeen {
+    pub fn read(payload: &[u8]) -> Option<RuleSeen> {
+        let b = body(payload);
+        let chain = text(attribute(b, 2)?);
+        let comment = attribute(b, 7).map(comment_of).unwrap_or_default();
+        let leads_to = attributes(attribute(b, 4).unwrap_or_default()).filter_map(|(_, expr)| chain_of(expr)).collect();
+        Some(RuleSeen { chain, comment, leads_to })
+    }
 }
 
 /// A set as the kernel tells it.
@@ -105,7 +115,28 @@ pub enum ContentSeen<'a> {
     Verdict(i32, &'a [u8]),
 }
 
-impl ElementSeen<'_> {
+impl<'a> ElementSeen<'a> {
+    /// All that a message holds.
+    pub fn each(payload: &'a [u8]) -> impl Iterator<Item = ElementSeen<'a>> {
+        attributes(attribute(body(payload), 3).unwrap_or_default()).map(|(_, element)| ElementSeen::read(element))
+    }
+
+    fn read(element: &'a [u8]) -> ElementSeen<'a> {
+        let value = |kind| attribute(element, kind).and_then(|a| attribute(a, 1));
+        let verdict = || {
+            let verdict = attribute(attribute(element, 2)?, 2)?;
+            let code = be32(attribute(verdict, 1)?)? as i32;
+            Some(ContentSeen::Verdict(code, attribute(verdict, 2).unwrap_or_default()))
+        };
+        ElementSeen {
+            key: value(1).unwrap_or_default(),
+            key_end: value(10),
+            is_end: attribute(element, 3).and_then(be32).unwrap_or(0) & ELEM_INTERVAL_END != 0,
+            content: value(2).map(ContentSeen::Data).or_else(verdict).unwrap_or(ContentSeen::None),
+            userdata: attribute(element, 6).unwrap_or_default(),
+        }
+    }
+
     pub fn comment(&self) -> String {
         comment_of(self.userdata)
     }
@@ -190,14 +221,8 @@ pub fn rules(socket: &mut Socket, family: Family, table: &str) -> Result<Vec<Rul
     let ask = message(GETRULE, family.number(), Attrs::new().text(1, table));
     // Older kernels answer with the rules of every table.
     let take = |all: &mut Vec<RuleSeen>, kind, payload: &[u8]| {
-        let b = body(payload);
-        if kind == SUBSYSTEM << 8 | NEWRULE
-            && attribute(b, 1).map(text).as_deref() == Some(table)
-            && let Some(chain) = attribute(b, 2)
-        {
-            let comment = attribute(b, 7).map(comment_of).unwrap_or_default();
-            let leads_to = attributes(attribute(b, 4).unwrap_or_default()).filter_map(|(_, expr)| chain_of(expr)).collect();
-            all.push(RuleSeen { chain: text(chain), comment, leads_to });
+        if kind == SUBSYSTEM << 8 | NEWRULE && attribute(body(payload), 1).map(text).as_deref() == Some(table) {
+            all.extend(RuleSeen::read(payload));
         }
     };
     none_without_table(socket.dump_each("list nftables rules", &ask, Vec::new, take))
@@ -249,30 +274,12 @@ pub fn elements<T>(
     let ask = message(GETSETELEM, family.number(), Attrs::new().text(1, table).text(2, set));
     let result = socket.dump_each("list nftables elements", &ask, begin, |gathered, kind, payload| {
         if kind == SUBSYSTEM << 8 | NEWSETELEM {
-            for (_, element) in attributes(attribute(body(payload), 3).unwrap_or_default()) {
-                take(gathered, read_element(element));
-            }
+            ElementSeen::each(payload).for_each(|element| take(gathered, element));
         }
     });
     match result {
         Err(e) if e.errno() == Errno::ENOENT => Ok(None),
         other => other.map(Some),
-    }
-}
-
-fn read_element(element: &[u8]) -> ElementSeen<'_> {
-    let value = |kind| attribute(element, kind).and_then(|a| attribute(a, 1));
-    let verdict = || {
-        let verdict = attribute(attribute(element, 2)?, 2)?;
-        let code = be32(attribute(verdict, 1)?)? as i32;
-        Some(ContentSeen::Verdict(code, attribute(verdict, 2).unwrap_or_default()))
-    };
-    ElementSeen {
-        key: value(1).unwrap_or_default(),
-        key_end: value(10),
-        is_end: attribute(element, 3).and_then(be32).unwrap_or(0) & ELEM_INTERVAL_END != 0,
-        content: value(2).map(ContentSeen::Data).or_else(verdict).unwrap_or(ContentSeen::None),
-        userdata: attribute(element, 6).unwrap_or_default(),
     }
 }
 

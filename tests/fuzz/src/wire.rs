@@ -5,8 +5,9 @@ use std::os::unix::net::UnixStream;
 
 use coracle::kubelet::server::{MAX_ANSWER, MAX_REQUEST, model, receive, send};
 use coracle::runtime::monitor::wire::{Failure, Frame, MAX_MESSAGE, Reply, Request};
-use coracle::sys::netlink::{self, Reply as Message};
-use coracle::sys::nftables::{ChainSeen, Element, RuleSeen, concerns};
+use coracle::sys::conntrack::Flow;
+use coracle::sys::netlink;
+use coracle::sys::nftables::{ChainSeen, ElementSeen, RuleSeen, events as changes};
 use coracle::sys::{rtnl, uevent as events};
 
 /// What is understood is sent as something that is understood the same; the rest is a short error.
@@ -63,12 +64,11 @@ pub fn socket(data: &[u8]) {
 
 /// Whatever a datagram holds: decoders stay inside it, and end.
 pub fn netlink(data: &[u8]) {
-    concerns(data, "coracle");
-    for (header, payload) in netlink::messages(data) {
+    changes(data).for_each(drop);
+    for (_, payload) in netlink::messages(data) {
         assert!(payload.len() <= data.len());
-        let reply = Message { kind: header.kind, payload: payload.to_vec() };
-        drop((ChainSeen::read(&reply), RuleSeen::read(&reply), rtnl::parse_link(payload)));
-        let held: usize = Element::read(&reply).iter().map(|e| e.key.len() + e.data.len()).sum();
+        drop((ChainSeen::read(payload), RuleSeen::read(payload), Flow::read(payload), rtnl::parse_link(payload)));
+        let held: usize = ElementSeen::each(payload).map(|e| e.key.len() + e.userdata.len()).sum();
         assert!(held <= payload.len());
     }
     for (kind, value) in netlink::attributes(data) {
