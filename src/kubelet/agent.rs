@@ -417,9 +417,11 @@ impl Planner {
     }
 
     /// Ahead of what the turn hands out: a pod that is attached was told of before. What an earlier
-    /// agent left of policies stays until the source has spoken.
+    /// agent left of policies stays until the source has spoken: where neither the directory nor what
+    /// is remembered of it can be read, none is known, and that is not to say that there are none.
     fn police(&mut self) {
-        if !self.told || self.rooms.config.manifests.is_none() {
+        let unknown = !self.update.complete && self.services.manifest_objects().policies.is_empty();
+        if !self.told || self.rooms.config.manifests.is_none() || (unknown && !self.policies.have_told()) {
             return;
         }
         let pods = policies::pods(&self.desired, &self.observed);

@@ -254,7 +254,8 @@ const ACCEPT_REDIRECTS_V4: &str = "net/ipv4/conf/all/accept_redirects";
 /// routers and redirects nobody.
 const BRIDGE_V4: [(&str, &str); 3] = [("send_redirects", "0"), ("accept_redirects", "0"), ("rp_filter", "1")];
 /// The IPv6 ones also where pods have no IPv6: the bridge is a link all the same, and a pod on it
-/// could announce itself as the host's router.
+/// could announce itself as the host's router. There it has no IPv6 either: by link-local
+/// addresses, which every link gives itself, pods would reach this node past all policies.
 const BRIDGE_V6: [(&str, &str); 5] =
     [("disable_ipv6", "0"), ("accept_dad", "0"), ("accept_ra", "0"), ("autoconf", "0"), ("accept_redirects", "0")];
 
@@ -327,7 +328,8 @@ fn plan_sysctls(want: &Want, seen: &Seen, bridge_is_there: bool, actions: &mut V
             actions.extend(change(format!("net/ipv4/conf/{}/{name}", want.names.bridge), wanted, false));
         }
         let ipv6 = want.cidrs.iter().any(|c| !c.is_v4());
-        for (name, wanted) in BRIDGE_V6.into_iter().filter(|(name, _)| ipv6 || *name != "disable_ipv6") {
+        for (name, wanted) in BRIDGE_V6 {
+            let wanted = if name == "disable_ipv6" && !ipv6 { "1" } else { wanted };
             actions.extend(change(format!("net/ipv6/conf/{}/{name}", want.names.bridge), wanted, false));
         }
     }
@@ -350,6 +352,9 @@ pub const POD_SYSCTLS: [(&str, &str); 12] = [
     ("net/ipv4/conf/default/arp_notify", "1"),
     ("net/ipv4/conf/all/send_redirects", "0"),
 ];
+
+/// And where pods have no IPv6, so that they have no link-local address either: nobody judges it.
+pub const POD_WITHOUT_IPV6: [(&str, &str); 1] = [("net/ipv6/conf/default/disable_ipv6", "1")];
 
 #[cfg(test)]
 mod tests {

@@ -72,7 +72,8 @@ impl PodLink<'_> {
             source,
         };
         let pod_ns = netns::open(&lease.netns).map_err(into)?;
-        let mut inside = netns::within(&pod_ns, prepare_namespace)
+        let ipv6 = lease.addresses.iter().any(|ip| ip.is_ipv6());
+        let mut inside = netns::within(&pod_ns, || prepare_namespace(ipv6))
             .and_then(|prepared| prepared)
             .map_err(into)?
             .map_err(self.kernel("open a socket in the namespace of"))?;
@@ -194,8 +195,9 @@ const LINK_WATCH: Duration = Duration::from_secs(3);
 const MAKE: &str = "make the link of";
 
 /// Runs inside the pod's namespace: parameters, and a socket that stays there.
-fn prepare_namespace() -> io::Result<Result<Socket, NetlinkError>> {
-    for (name, value) in plan::POD_SYSCTLS {
+fn prepare_namespace(ipv6: bool) -> io::Result<Result<Socket, NetlinkError>> {
+    let more = plan::POD_WITHOUT_IPV6.into_iter().filter(|_| !ipv6);
+    for (name, value) in plan::POD_SYSCTLS.into_iter().chain(more) {
         match sysctl::write(name, value) {
             // This kernel has no IPv6, or not this parameter.
             Err(e) if e.kind() == io::ErrorKind::NotFound => {}

@@ -378,6 +378,7 @@ fn with_ipv4_only_pods_the_hosts_ipv6_stays_what_it_was_and_hears_no_pod() {
         ("up0/accept_ra", "1"),
         (&format!("{BRIDGE}/accept_ra"), "0"),
         (&format!("{BRIDGE}/accept_redirects"), "0"),
+        (&format!("{BRIDGE}/disable_ipv6"), "1"),
     ] {
         assert_eq!(world.node.sysctl(&format!("net/ipv6/conf/{name}")), value, "{name}");
     }

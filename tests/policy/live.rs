@@ -3,13 +3,13 @@
 
 use std::fs::File;
 use std::io::{Read, Write};
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use coracle::sys::netns;
 
 use crate::field::{Field, L4, Probe, manifest};
-use crate::support::{pod, privileged};
+use crate::support::{Node, STAY, pod, privileged};
 
 fn policy(namespace: &str, name: &str, spec: &str) -> String {
     format!(
@@ -225,4 +225,81 @@ fn reaches_port(field: &Field, from: (char, char), to: &str) -> bool {
     let reached = netns::within(&field.pods[&from].netns, || answers(to.parse().unwrap())).unwrap();
     drop(listener);
     reached
+}
+
+/// Link-local addresses of IPv6 and their interfaces.
+fn link_locals(netns: &File) -> Vec<(String, Ipv6Addr, u32)> {
+    let all = netns::within(netns, || nix::ifaddrs::getifaddrs().map(|all| all.collect::<Vec<_>>())).unwrap().unwrap();
+    let of_link = all.into_iter().filter_map(|i| {
+        let at = *i.address.as_ref()?.as_sockaddr_in6()?;
+        at.ip().is_unicast_link_local().then(|| (i.interface_name, at.ip(), at.scope_id()))
+    });
+    of_link.collect()
+}
+
+#[test]
+fn link_local_addresses_lead_past_no_policy() {
+    if !privileged() {
+        return;
+    }
+    {
+        // Where pods have no IPv6 nobody has one.
+        let node = Node::running();
+        node.put("web.yaml", &pod("web", "Always", &[], &[("c", STAY)], ""));
+        node.wait_ready("web");
+        let inside = File::open(format!("/proc/{}/ns/net", node.shells()[0])).unwrap();
+        let outside = File::open(format!("/proc/{}/ns/net", node.agent_pid())).unwrap();
+        let of_pods = |(name, ..): &(String, Ipv6Addr, u32)| *name == format!("{}0", node.instance);
+        assert_eq!(link_locals(&inside), []);
+        assert!(!link_locals(&outside).iter().any(of_pods));
+    }
+    let mut field = Field::new();
+    let host = File::open(format!("/proc/{}/ns/net", field.node.agent_pid())).unwrap();
+    let bridge = format!("{}0", field.node.instance);
+    let of_node = link_locals(&host).into_iter().find(|(name, ..)| *name == bridge).unwrap().1;
+    let of_pod = link_locals(&field.pods[&('y', 'b')].netns)[0].1;
+    let scope = link_locals(&field.pods[&('x', 'a')].netns)[0].2;
+    let reached = |field: &Field| {
+        let served = [&host, &field.pods[&('y', 'b')].netns];
+        let listeners = served.map(|ns| netns::within(ns, || TcpListener::bind("[::]:8000").unwrap()).unwrap());
+        let to = [of_node, of_pod].map(|ip| SocketAddr::V6(SocketAddrV6::new(ip, 8000, 0, scope)));
+        let reached = netns::within(&field.pods[&('x', 'a')].netns, || to.map(answers)).unwrap();
+        drop(listeners);
+        reached
+    };
+    let open = reached(&field);
+    assert!(open[0], "a pod reaches the node by its link-local address where nobody is isolated");
+    field.say(&policy("x", "deny", "{podSelector: {}, policyTypes: [Egress]}"));
+    assert_eq!(reached(&field), [false; 2], "{}", field.rules());
+    field.say(&policy("y", "deny", "{podSelector: {}}"));
+    assert_eq!(reached(&field), [open[0], false], "{}", field.rules());
+    // Neighbours are found all the same.
+    field.say(&policy("x", "some", "{podSelector: {}, policyTypes: [Egress], egress: [{to: [{namespaceSelector: {}}]}]}"));
+    assert!(field.tcp(('x', 'a'), ('y', 'a')) && field.tcp(('y', 'a'), ('x', 'a')));
+}
+
+#[test]
+fn policies_that_cannot_be_read_open_nothing() {
+    if !privileged() {
+        return;
+    }
+    let mut field = Field::new();
+    field.say(&policy("x", "deny", "{podSelector: {}}"));
+    assert!(!field.tcp(('y', 'a'), ('x', 'a')));
+    field.node.kill_agent();
+    let (manifests, away) = (field.node.path("manifests"), field.node.path("away"));
+    std::fs::rename(&manifests, &away).unwrap();
+    std::fs::remove_file(field.node.root().join("state/manifests-network.json")).unwrap();
+    field.node.start();
+    field.node.ok(&["proxy", "--dry-run"]);
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_secs(1) {
+        assert!(!field.tcp(('y', 'a'), ('x', 'a')), "{}", field.rules());
+    }
+    std::fs::rename(&away, &manifests).unwrap();
+    field.node.wait("they are read again", 10, |node| node.ok(&["policies", "x/a"]).contains("isolated by x/deny"));
+    assert!(!field.tcp(('y', 'a'), ('x', 'a')) && field.tcp(('x', 'a'), ('y', 'a')));
+    // And what is read counts.
+    field.say("");
+    field.node.wait("they are gone", 5, |_| field.tcp(('y', 'a'), ('x', 'a')));
 }

@@ -64,6 +64,10 @@ impl Policies {
         Policies { on, servers, told: None }
     }
 
+    pub fn have_told(&self) -> bool {
+        self.told.is_some()
+    }
+
     /// What the proxy has to hear; None: nothing is new.
     pub fn news(&mut self, objects: &NetworkObjects, pods: Vec<LocalPod>) -> Option<World> {
         // Where none are enforced, those of an earlier agent go, once.

@@ -154,12 +154,22 @@ enum StoredObject {
 /// The largest file that is read back; more objects than that are only remembered while we run.
 pub const MEMORY_MAX: u64 = 16 << 20;
 
+/// What of the objects is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keep {
+    All,
+    /// NetworkPolicies and what they speak of: a Service that is forgotten is not served, a policy
+    /// that is forgotten is an open door.
+    Policies,
+}
+
 /// The bytes that [`recall`] reads back; None where there are too many, or nothing to keep.
-pub fn remember<'a>(objects: impl Iterator<Item = (&'a String, &'a Object)>) -> Option<Vec<u8>> {
+pub fn remember<'a>(objects: impl Iterator<Item = (&'a String, &'a Object)>, keep: Keep) -> Option<Vec<u8>> {
     let stored: Vec<Stored> = objects
         .filter_map(|(file, object)| {
             let Body::Network(body) = &object.body else { return None };
             let body = match body {
+                NetworkObject::Service(_) | NetworkObject::Slice(_) if keep == Keep::Policies => return None,
                 NetworkObject::Service(s) => StoredObject::Service(Service::clone(s)),
                 NetworkObject::Slice(s) => StoredObject::EndpointSlice(EndpointSlice::clone(s)),
                 NetworkObject::Policy(p) => StoredObject::NetworkPolicy(NetworkPolicy::clone(p)),

@@ -1,7 +1,7 @@
 //! Services and policies of the manifests from look to look, and over a restart.
 
 use super::super::model::NetworkObjects;
-use super::super::network::recall;
+use super::super::network::{Keep, MEMORY_MAX, recall};
 use super::*;
 
 const T: &str = "2026-11-30T10:00:00Z";
@@ -124,7 +124,7 @@ fn after_a_restart_a_broken_file_still_has_its_services_and_policies() {
     let mut d = desired();
     let text = format!("{}---\n{}", service("web", 80), policy("deny", ""));
     d.look(Ok(found([("a.yaml", &text)])));
-    let memory = d.desired.remember().unwrap();
+    let memory = d.desired.remember(Keep::All).unwrap();
     let again = || Told { desired: desired().desired.recalling(recall(&memory).unwrap()), ..Told::default() };
     for name in ["a.yaml", "renamed.yaml"] {
         let mut next = again();
@@ -148,4 +148,25 @@ fn after_a_restart_a_broken_file_still_has_its_services_and_policies() {
     same.look(Ok(found([("a.yaml", &text)])));
     assert_eq!(same.network, d.network);
     assert!(recall(b"[{").is_err());
+}
+
+#[test]
+fn of_more_than_is_remembered_policies_still_are() {
+    let mut d = desired();
+    let mut text =
+        format!("{}---\napiVersion: v1\nkind: Namespace\nmetadata: {{name: prod, labels: {{tier: gold}}}}\n", policy("deny", ""));
+    let note = "x".repeat(200_000);
+    for n in 0..MEMORY_MAX / 200_000 + 1 {
+        let service = service(&format!("s{n}"), 80);
+        text += &format!("---\n{}", service.replace("{name:", &format!("{{annotations: {{a: {note}}}, name:")));
+    }
+    let files: Vec<String> = text.split("---\n").collect::<Vec<_>>().chunks(5).map(|some| some.join("---\n")).collect();
+    let look = files.iter().enumerate().map(|(at, text)| (format!("{at}.yaml"), Found::Text(text.clone().into_bytes())));
+    d.look(Ok(look.collect()));
+    assert!(d.network.services.len() > 80 && d.desired.remember(Keep::All).is_none());
+    let memory = d.desired.remember(Keep::Policies).unwrap();
+    let mut next = Told { desired: desired().desired.recalling(recall(&memory).unwrap()), ..Told::default() };
+    next.look(Ok(found([("0.yaml", "kind: [")])));
+    assert_eq!((&next.network.policies, &next.network.namespaces), (&d.network.policies, &d.network.namespaces));
+    assert!(next.network.services.is_empty() && !next.network.policies.is_empty());
 }

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::model::{ConfigObjects, DesiredPod, NetworkChange, NetworkObject, Problem, SourceUpdate};
-use super::network;
+use super::network::{self, Keep};
 use super::object::{self, Body, Contents, Key, Object};
 use crate::api::yaml::{self, Limits, YamlError};
 use crate::store::ids::PodUid;
@@ -106,8 +106,8 @@ impl Desired {
     }
 
     /// The last good versions of what packets are served from, for [`network::recall`].
-    pub fn remember(&self) -> Option<Vec<u8>> {
-        network::remember(self.objects())
+    pub fn remember(&self, keep: Keep) -> Option<Vec<u8>> {
+        network::remember(self.objects(), keep)
     }
 
     /// Whether any pod is wanted, by a file or by the store.

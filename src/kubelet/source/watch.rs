@@ -16,9 +16,11 @@ use tracing::{error, info, warn};
 
 use super::directory::{Directory, Listing};
 use super::identity::{Identity, Last, doubt};
-use super::model::{Problem, SourceUpdate};
-use super::network::{self, MEMORY_MAX};
+use super::model::{NetworkChange, Problem, SourceUpdate};
+use super::network::{self, Keep, Kind, MEMORY_MAX};
 use super::plan::{Desired, Look};
+use crate::api::namespace::Namespace;
+use crate::api::network_policy::NetworkPolicy;
 use crate::api::time::WallTime;
 use crate::obs::chain;
 use crate::store::atomic;
@@ -33,7 +35,8 @@ const SOON: Duration = Duration::from_secs(1);
 const SECOND_LOOK: Duration = Duration::from_millis(60);
 /// Events that belong together (a link swap, a copy) come within this.
 const SETTLE: Duration = Duration::from_millis(4);
-/// The small file is written at once, then at most this often: it is as large as all of them.
+/// The small file is written at once, then at most this often, but for what policies are made of:
+/// it is as large as all of them.
 const KEEP: Duration = Duration::from_secs(30);
 /// How long an open writer that has gone quiet is waited for; its close may have been missed.
 const WRITER: Duration = Duration::from_secs(60);
@@ -93,6 +96,9 @@ impl<F: FnMut(SourceUpdate) -> bool> Watcher<F> {
             let update = self.desired.look(look, &WallTime(clock::wall_nanos()).seconds());
             self.tell(&update);
             self.state.unkept |= update.complete && !update.network.is_empty();
+            if update.complete && update.network.iter().any(is_policys) {
+                self.state.kept = None;
+            }
             let last = SourceUpdate { network: Vec::new(), ..update.clone() };
             if !update.network.is_empty() || self.state.last.as_ref() != Some(&last) {
                 self.state.last = Some(last);
@@ -119,8 +125,12 @@ impl<F: FnMut(SourceUpdate) -> bool> Watcher<F> {
             return;
         }
         self.state.kept = Some(Instant::now());
-        let Some(bytes) = self.desired.remember() else {
-            warn!("the manifests hold more Services and policies than are remembered over a restart");
+        let policies = || {
+            warn!("the manifests hold more Services than are remembered over a restart: policies alone are");
+            self.desired.remember(Keep::Policies)
+        };
+        let Some(bytes) = self.desired.remember(Keep::All).or_else(policies) else {
+            warn!("the manifests hold more policies than are remembered over a restart: none is");
             return;
         };
         let path = self.memory.with_file_name(NETWORK_MEMORY);
@@ -337,4 +347,9 @@ impl<F: FnMut(SourceUpdate) -> bool> Watcher<F> {
             }
         }
     }
+}
+
+/// A policy, or a namespace whose labels it may select.
+fn is_policys(change: &NetworkChange) -> bool {
+    [NetworkPolicy::KIND, Namespace::KIND].contains(&change.key.kind)
 }

@@ -93,7 +93,7 @@ impl Owner {
             if same {
                 return Changes::default();
             }
-            let after = part(&self.policies.model, of.family, &self.config.table);
+            let after = part(&self.policies.model, of.family, &self.config.table, &self.config.node.bridge);
             let changes = between(&of.policy, &after);
             of.policy = after;
             changes

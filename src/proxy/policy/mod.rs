@@ -18,7 +18,8 @@
 //!   cluster with CoreDNS work, and a pod that may resolve nothing there resolves nothing here: a
 //!   forwarder that is open to all would be a way out.
 //! - Pods are told by their addresses, as everywhere in Kubernetes: what a pod sends with a forged
-//!   source, or from its link-local address to this node, is not known for its own.
+//!   source is not known for its own. Nobody is told by a link-local address, so pods have none
+//!   that leads anywhere while somebody is isolated ([`part`]), and none at all without IPv6.
 //!
 //! Source: networking/v1 types.go, sig-network's test/e2e/network/netpol.
 #![deny(clippy::disallowed_methods)]

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! policy-forward  filter 1   established, related: accept      policy-input  the same for what pods
-//!                            from a pod to itself: accept                     send to this node
+//!                            link-local: drop                                 send to this node
+//!                            from a pod to itself: accept
 //!                            answers without a flow: drop      policy-output answers without a flow
 //!                            ip saddr vmap @policy-egress
 //!                            ip daddr vmap @policy-ingress
@@ -15,13 +16,17 @@
 //! elements; a name is made of hashes. Behind translation (priority 1), so that a Service means its
 //! endpoints, and behind the rejection of Services without any.
 //!
+//! *Link-local addresses* of IPv6 are nobody's that a policy could name, and every pod has one. So
+//! while somebody is isolated nothing goes from one to another pod (where bridged packets come this
+//! way), and while somebody's egress is, no pod begins anything with this node from one.
+//!
 //! *Answers without a flow.* A flow that a policy ended would begin anew, the other way round, with
 //! the next packet of the pod that may not be reached: connection tracking takes any TCP packet
 //! for a beginning. So what an isolated pod sends against its isolation has to open a connection.
 #![deny(clippy::disallowed_methods)]
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 
 use super::super::model::{Cidr, L4};
 use super::super::service::Name as PolicyName;
@@ -44,10 +49,12 @@ const TO_ITSELF: &str = "policy-itself";
 const PRIORITY: i32 = 1;
 const TCP: u8 = 6;
 const ICMP6: u8 = 58;
+const LINK_LOCAL: Cidr = Cidr { address: IpAddr::V6(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0)), prefix: 10 };
 
 /// Chains, sets and elements of policies, in a table of that name.
-pub fn part(model: &PolicyModel, family: Family, table: &str) -> Table {
-    let mut draft = Draft { model, table: Table::new(family, table) };
+/// `bridge`: the pods' link.
+pub fn part(model: &PolicyModel, family: Family, table: &str, bridge: &str) -> Table {
+    let mut draft = Draft { model, bridge, table: Table::new(family, table) };
     let subjects: Vec<(&IpAddr, &model::Subject)> =
         model.subjects.iter().filter(|(ip, _)| ip.is_ipv4() == (family == Family::Ip)).collect();
     if subjects.is_empty() {
@@ -64,6 +71,7 @@ pub fn part(model: &PolicyModel, family: Family, table: &str) -> Table {
 
 struct Draft<'a> {
     model: &'a PolicyModel,
+    bridge: &'a str,
     table: Table,
 }
 
@@ -118,6 +126,7 @@ impl Draft<'_> {
             Rule::new("an answer without a flow", steps)
         };
         let mut forward = vec![established.clone()];
+        forward.extend(self.link_local());
         forward.push(Rule::new("a pod to itself", vec![in_set(&[Field::Source, Field::Destination], TO_ITSELF), accept()]));
         forward.extend(ingress.then(|| answer(Field::Source, INGRESS_PODS)));
         forward.extend(egress.then(|| answer(Field::Destination, EGRESS_PODS)));
@@ -126,14 +135,7 @@ impl Draft<'_> {
         let mut chains = vec![("policy-forward", Hook::Forward, forward)];
         if egress {
             let mut input = vec![established.clone()];
-            if self.table.family == Family::Ip6 {
-                let steps = vec![
-                    Step::Protocol { number: ICMP6, not: false },
-                    Step::CtState { states: CtStates::UNTRACKED, not: false },
-                    accept(),
-                ];
-                input.push(Rule::new("neighbour discovery", steps));
-            }
+            input.extend(self.link_local());
             input.push(Rule::new("pods whose egress is isolated", vec![by(Field::Source, EGRESS)]));
             chains.push(("policy-input", Hook::Input, input));
             chains.push(("policy-output", Hook::Output, vec![established, answer(Field::Destination, EGRESS_PODS)]));
@@ -142,6 +144,24 @@ impl Draft<'_> {
             let base = Some(Base { kind: ChainType::Filter, hook, priority: PRIORITY });
             self.table.chains.insert(name.into(), Chain { base, rules });
         }
+    }
+
+    /// Neighbours are found; nothing else comes from a pod's link-local address.
+    fn link_local(&self) -> Vec<Rule> {
+        if self.table.family == Family::Ip {
+            return Vec::new();
+        }
+        let found = vec![
+            Step::Protocol { number: ICMP6, not: false },
+            Step::CtState { states: CtStates::UNTRACKED, not: false },
+            accept(),
+        ];
+        let nobody = vec![
+            Step::InInterface { name: self.bridge.into(), not: false },
+            Step::SourceIn { cidr: LINK_LOCAL, not: false },
+            drop(),
+        ];
+        vec![Rule::new("neighbour discovery", found), Rule::new("a pod by its link-local address", nobody)]
     }
 
     /// All that the policies allow, then nothing.

@@ -297,7 +297,7 @@ proptest! {
         let world = world(&mut choices);
         let model = model(&world).0;
         for family in [Family::Ip, Family::Ip6] {
-            let table = part::part(&model, family, "t");
+            let table = part::part(&model, family, "t", "b0");
             // Pods, the node, two strangers.
             let mut ends: Vec<IpAddr> = (0..5).map(|n| address(family, 1, n)).collect();
             ends.extend([address(family, 0, 1), address(family, 1, 200), address(family, 2, 1)]);

@@ -87,7 +87,7 @@ fn without_a_policy_there_are_no_chains_sets_or_elements() {
         let (model, skipped) = model(&world(policies));
         assert!(skipped.is_empty() && model.subjects.is_empty() && model.policies.is_empty());
         for family in [Family::Ip, Family::Ip6] {
-            let part = part::part(&model, family, "t");
+            let part = part::part(&model, family, "t", "b0");
             assert!(part.chains.is_empty() && part.sets.is_empty() && part.elements.is_empty());
         }
     }
@@ -193,7 +193,7 @@ fn pods_that_come_and_go_are_elements_and_equal_lists_share_a_chain() {
     ];
     let all = world(&two);
     let fewer = World { pods: all.pods[1..].to_vec(), ..all.clone() };
-    let of = |world: &World| part::part(&model(world).0, Family::Ip, "t");
+    let of = |world: &World| part::part(&model(world).0, Family::Ip, "t", "b0");
     assert_eq!(of(&all).chains.len(), 2, "forward, and one for both pods");
     let changes = between(&of(&fewer), &of(&all));
     assert!(changes.keeps_structure() && !changes.is_empty());
@@ -254,7 +254,7 @@ fn ten_thousand_blocks_ports_and_peers_are_read_in_a_moment() {
     world.peers = (0..10_000).map(peer).collect::<Vec<_>>().into();
     // A square of 10,000 would take minutes: the run of the tests would show it.
     let (model, skipped) = model(&world);
-    let part = part::part(&model, Family::Ip, "t");
+    let part = part::part(&model, Family::Ip, "t", "b0");
     assert!(skipped.is_empty() && part.elements.values().map(|e| e.len()).sum::<usize>() > 20_000);
     assert!(passes(&model, &format!("{XA}>11.0.39.15:8100")) && passes(&model, &format!("{XA}>10.3.7.9:1")));
     assert!(!passes(&model, &format!("{XA}>12.0.0.1:1")) && !passes(&model, &format!("{XA}>10.3.7.9:6")));
