@@ -367,7 +367,7 @@ def measure(proxy, sizes):
             add(f"Services, {size}: endpoints replaced until seen", seen, "ms", "10")
             add(f"Services, {size}: endpoints replaced, CPU of the process", spent, "ms", "1")
             if ours:
-                add(f"Services, {size}: endpoints replaced, thread of the proxy (kernel part within)", thread, "ms", "0.1")
+                add(f"Services, {size}: endpoints replaced, CPU of the proxy's thread (kernel part: below)", thread, "ms")
             add(f"Services, {size}: anonymous memory at rest", [anonymous(pid)], "MB")
         rows.extend(paths(proxy))
     finally:
@@ -392,12 +392,36 @@ def paths(proxy):
         through.append(statistics.median(other))
         difference.append(through[-1] - direct[-1])
     rates = [ask(f"rate {PROBE} 80 1")[0] for _ in range(3)]
+    rows = policies(proxy, lambda: statistics.median(ask(f"latency {SETS[0][0]} {PORT} 1000"))) if proxy.who == "coracle" else []
     client.stdin.close()
     client.wait()
     bar = "5" if proxy.who == "coracle" else None
-    return [("connect from a pod, direct", direct, "µs", None, proxy.who), ("connect from a pod, through a Service", through, "µs", None, proxy.who),
+    return [*rows, ("connect from a pod, direct", direct, "µs", None, proxy.who), ("connect from a pod, through a Service", through, "µs", None, proxy.who),
             ("connect from a pod: what the Service adds", difference, "µs", bar, proxy.who),
             ("new connections through a Service, one client", rates, "1/s", None, proxy.who)]
+
+
+def policies(proxy, connect):
+    """What ten NetworkPolicies of the client's pod cost it for a new connection."""
+    rule = {"to": [{"ipBlock": {"cidr": "10.77.0.0/16", "except": ["10.77.9.0/24"]}}], "ports": [{"port": PORT}]}
+    some = [{"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": {"name": f"bench-{n}"},
+             "spec": {"podSelector": {"matchLabels": {"app": "client"}}, "policyTypes": ["Egress"], "egress": [rule]}} for n in range(10)]
+
+    def until(there):
+        end = time.time() + 10
+        while ("bench-9" in run(proxy.binary, "policies", "--root", proxy.root, "client")) != there:
+            if time.time() > end:
+                raise TimeoutError("the policies do not come or go")
+            time.sleep(0.02)
+    without, within = [], []
+    for _ in range(7):
+        without.append(connect())
+        proxy.put("policies", *some)
+        until(True)
+        within.append(connect())
+        (proxy.manifests / "policies.json").unlink()
+        until(False)
+    return [("connect from a pod: what ten NetworkPolicies add", [b - a for a, b in zip(without, within)], "µs", None, proxy.who)]
 
 
 def bench(figures, binary, sizes=(10, 1000, 10000)):

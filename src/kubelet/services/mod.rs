@@ -31,8 +31,8 @@ pub struct Services {
     ranges: Vec<Cidr>,
     memory: Memory,
     objects: NetworkObjects,
-    /// Names of the manifests' slices, by Service.
-    written: BTreeMap<Name, BTreeSet<String>>,
+    /// Services and the names of their slices in the manifests.
+    written: BTreeSet<(Name, String)>,
     /// With their addresses.
     services: BTreeMap<Name, Arc<Service>>,
     /// What could not be allotted.
@@ -59,7 +59,7 @@ impl Services {
             ranges,
             memory,
             objects: NetworkObjects::default(),
-            written: BTreeMap::new(),
+            written: BTreeSet::new(),
             services: BTreeMap::new(),
             refused: Vec::new(),
             pods: Vec::new(),
@@ -107,17 +107,10 @@ impl Services {
         self.revision += 1;
         let home = |slice: &EndpointSlice| slice.service().map(|service| Name::new(&name.namespace, service));
         let before = self.objects.slices.get(&(name.namespace.clone(), name.name.clone()));
-        if let Some(before) = before.and_then(|slice| home(slice))
-            && let Some(slices) = self.written.get_mut(&before)
-        {
-            slices.remove(&name.name);
-            if slices.is_empty() {
-                self.written.remove(&before);
-            }
+        if let Some(before) = before.and_then(|slice| home(slice)) {
+            self.written.remove(&(before, name.name.clone()));
         }
-        if let Some(now) = slice.and_then(home) {
-            self.written.entry(now).or_default().insert(name.name.clone());
-        }
+        self.written.extend(slice.and_then(home).map(|now| (now, name.name.clone())));
         self.cache.put_slice(name, slice);
     }
 
@@ -196,8 +189,8 @@ impl Services {
 
     /// All slices of a Service: those of the manifests, then those made of pods.
     pub fn slices(&self, name: &Name) -> impl Iterator<Item = &EndpointSlice> {
-        let written = self.written.get(name).into_iter().flatten();
-        let written = written.filter_map(|slice| self.objects.slices.get(&(name.namespace.clone(), slice.clone())));
+        let written = self.written.range((name.clone(), String::new())..).take_while(move |(home, _)| home == name);
+        let written = written.filter_map(|(_, slice)| self.objects.slices.get(&(name.namespace.clone(), slice.clone())));
         written.map(|slice| &**slice).chain(self.made.get(name).into_iter().flat_map(|made| &made.slices))
     }
 

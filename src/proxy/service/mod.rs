@@ -68,8 +68,38 @@ pub struct Change {
 #[derive(Default)]
 struct Entry {
     frame: Option<Frame>,
-    /// By the slices' names.
-    slices: BTreeMap<Box<str>, Digest>,
+    slices: Slices,
+}
+
+/// Sorted by the slices' names. Most Services have one: a map of that would take ten times its room.
+#[derive(Default)]
+struct Slices(Vec<(Box<str>, Digest)>);
+
+impl Slices {
+    fn find(&self, name: &str) -> Result<usize, usize> {
+        self.0.binary_search_by(|(known, _)| (**known).cmp(name))
+    }
+    fn insert(&mut self, name: &str, digest: Digest) {
+        match self.find(name).map(|at| self.0.get_mut(at)) {
+            Ok(Some((_, known))) => *known = digest,
+            Ok(None) => {}
+            Err(at) => {
+                self.0.reserve_exact(1);
+                self.0.insert(at, (name.into(), digest));
+            }
+        }
+    }
+    fn remove(&mut self, name: &str) {
+        if let Ok(at) = self.find(name) {
+            self.0.remove(at);
+        }
+    }
+    fn values(&self) -> impl Iterator<Item = &Digest> {
+        self.0.iter().map(|(_, digest)| digest)
+    }
+    fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
 }
 
 /// All Services of the cluster, as this node serves them.
@@ -153,7 +183,7 @@ impl Cache {
         if let Some(last) = last.filter(|last| Some(last) != home.as_ref()) {
             self.touch(&last);
             if let Slot::Occupied(mut slot) = self.services.entry(last) {
-                slot.get_mut().slices.remove(slice.name.as_str());
+                slot.get_mut().slices.remove(&slice.name);
                 if slot.get().frame.is_none() && slot.get().slices.is_empty() {
                     slot.remove();
                 }
@@ -161,7 +191,7 @@ impl Cache {
         }
         if let (Some(home), Some((_, digest))) = (home, digest) {
             self.touch(&home);
-            self.services.entry(home).or_default().slices.insert(slice.name.as_str().into(), digest);
+            self.services.entry(home).or_default().slices.insert(&slice.name, digest);
         }
     }
 
