@@ -47,6 +47,7 @@ lint: vendor
 unit: vendor
 	$(CARGO) test $(TESTING) --quiet --lib --bins --test layers
 
+test: export CORACLE_ALL_WORLDS = 1
 test: check integration
 
 # Everything that needs root, a real kernel, a registry, a stock containerd, a virtual machine.

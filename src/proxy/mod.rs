@@ -251,3 +251,10 @@ impl Drop for Inner {
         }
     }
 }
+
+/// How many random worlds a test walks through: all in `make test`, a tenth in `make check`, which
+/// is to answer within a minute.
+#[cfg(test)]
+fn worlds(all: u32) -> u32 {
+    if std::env::var_os("CORACLE_ALL_WORLDS").is_some() { all } else { all / 10 }
+}

@@ -289,7 +289,7 @@ fn walk(table: &super::super::table::ir::Table, world: &World, flow: &Flow, from
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 2_000, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: crate::proxy::worlds(2_000), ..ProptestConfig::default() })]
 
     #[test]
     fn chains_model_and_objects_say_the_same(bytes in proptest::collection::vec(any::<u8>(), 64..400)) {

@@ -250,6 +250,7 @@ fn keys(changes: &Changes) -> Vec<(&Name, &Key)> {
 }
 
 fn config(cases: u32) -> ProptestConfig {
+    let cases = crate::proxy::worlds(cases);
     ProptestConfig { cases, failure_persistence: None, max_shrink_iters: 2_000, ..ProptestConfig::default() }
 }
 
