@@ -112,7 +112,8 @@ fn fetch(dir: &Path) -> Result<(), String> {
     let here = dir.display();
     let options = format!(
         "Dir::Etc::SourceList \"{here}/etc/sources.list\";\nDir::Etc::SourceParts \"{here}/etc/\";\nDir::State \"{here}/state\";\n\
-         Dir::State::status \"/dev/null\";\nDir::Cache \"{here}/cache\";\nAcquire::Retries \"0\";\nAcquire::http::Timeout \"10\";\n"
+         Dir::State::status \"/dev/null\";\nDir::Cache \"{here}/cache\";\nAcquire::Retries \"3\";\nAcquire::http::Timeout \"20\";\n\
+         APT::Update::Error-Mode \"any\";\n"
     );
     let file = dir.join("options");
     std::fs::write(&file, options).map_err(|e| e.to_string())?;
@@ -121,8 +122,13 @@ fn fetch(dir: &Path) -> Result<(), String> {
         let out = out.map_err(|e| format!("apt-get: {e}"))?;
         if out.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&out.stderr).trim().to_owned()) }
     };
-    apt(&["update"])?;
-    apt(&[&["download"][..], &PACKAGES[..]].concat())?;
+    // A mirror that is being renewed has no list for a moment.
+    let whole = || apt(&["update"]).and_then(|()| apt(&[&["download"][..], &PACKAGES[..]].concat()));
+    let again = |_| {
+        std::thread::sleep(std::time::Duration::from_secs(3));
+        whole()
+    };
+    whole().or_else(again).or_else(again)?;
     for package in std::fs::read_dir(dir.join("cache")).map_err(|e| e.to_string())?.map(|e| e.unwrap().path()) {
         if package.extension().is_some_and(|e| e == "deb") {
             let out =
