@@ -65,7 +65,15 @@ pub enum EnvError {
     Field(String),
     #[error("container {0} not found")]
     NoContainer(String),
+    #[error(
+        "its environment takes {kib} KiB and a program is started with {} KiB at most (execve(2)); {services} of its variables are of Services: set enableServiceLinks: false, or mount large values as files",
+        MOST / 1024
+    )]
+    TooLarge { kib: usize, services: usize },
 }
+
+/// Bytes of variables and arguments: a quarter of the usual stack limit of 8 MiB.
+const MOST: usize = 2 << 20;
 
 /// Everything that the environment of one container depends on.
 struct Scope<'a> {
@@ -94,6 +102,14 @@ pub fn resolve(pod: &Pod, container: &Container, facts: &Facts, contents: &dyn C
     }
     let expanded = |texts: &[String]| texts.iter().map(|text| expand(text, &env)).collect();
     let (command, args) = (expanded(&container.command), expanded(&container.args));
+    // Each has a NUL and a pointer, a variable also its `=`.
+    let texts = env.iter().map(|(name, value)| name.len() + value.len() + 10);
+    let texts = texts.chain([&command, &args].into_iter().flatten().map(|text: &String| text.len() + 9));
+    let size: usize = texts.sum();
+    if size > MOST {
+        let services = facts.services.iter().filter(|(name, _)| env.contains_key(name)).count();
+        return Err(EnvError::TooLarge { kib: size / 1024, services });
+    }
     Ok(Resolved { env: env.into_iter().collect(), command, args, warnings })
 }
 

@@ -159,4 +159,9 @@ fn services_come_first_and_anything_else_goes_before_them() {
     let env: Vec<String> = resolved.env.iter().map(|(k, v)| format!("{k}={v}")).collect();
     assert_eq!(env, ["URL=http://10.96.0.9", "WEB_SERVICE_HOST=10.96.0.9", "WEB_SERVICE_PORT=1"]);
     assert_eq!(resolved.command, ["10.96.0.9"]);
+    // Seven variables each of thousands of Services are more than execve takes.
+    let many = (0..70_000).map(|n| (format!("SERVICE_{n}_PORT_80_TCP_ADDR"), "10.96.100.200".to_owned()));
+    let facts = Facts { services: many.collect(), ..Facts::default() };
+    let error = resolve(&pod, &pod.spec.containers[0], &facts, &objects()).unwrap_err();
+    assert!(error.to_string().contains("70000 of its variables are of Services: set enableServiceLinks: false"), "{error}");
 }

@@ -191,7 +191,7 @@ class Coracle:
         run(HERE.parent.parent / "images/busybox", tar)
         run(self.binary, "import", "--root", self.root, tar)
         mark = f"1{os.getpid():09}"  # other nodes of this machine may have a client too
-        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "client", "labels": {"app": "client"}}, "spec": {"containers": [
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "client", "labels": {"app": "client"}}, "spec": {"enableServiceLinks": False, "containers": [
             {"name": "c", "image": "busybox:1.35", "imagePullPolicy": "IfNotPresent", "command": ["sleep", mark]}]}}
         self.put("client", pod)
         end = time.time() + 60
