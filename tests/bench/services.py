@@ -232,8 +232,15 @@ class Api:
         self.connection = http.client.HTTPSConnection(field("server").removeprefix("https://"), context=context, timeout=60)
 
     def call(self, method, path, body):
-        self.connection.request(method, path, json.dumps(body), {"Content-Type": "application/json"})
-        response = self.connection.getresponse()
+        for last in (False, True):  # the server closes a connection that nothing was asked on for minutes
+            try:
+                self.connection.request(method, path, json.dumps(body), {"Content-Type": "application/json"})
+                response = self.connection.getresponse()
+                break
+            except (OSError, http.client.HTTPException):
+                self.connection.close()
+                if last:
+                    raise
         content = response.read()
         if response.status >= 300:
             raise RuntimeError(f"{method} {path}: {response.status} {content[:300]!r}")
