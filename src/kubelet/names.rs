@@ -2,7 +2,7 @@
 //!
 //! Invariant: the server never sees half of a change, and none where nothing changed. A zone costs
 //! all names there are, so changes that come fast share one: making zones takes no more than a
-//! hundredth of the time, and no name is older than the 5 s for which answers may be kept anyway.
+//! hundredth of the time, and no name is older than the time for which answers may be kept anyway.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use super::rooms::Rooms;
 use super::services::Services;
 use crate::api::endpoint_slice::EndpointSlice;
 use crate::dns::Dns;
-use crate::dns::zone::{Objects, Zone};
+use crate::dns::zone::{Objects, TTL, Zone};
 use crate::proxy::model::Cidr;
 use crate::sys::clock;
 
@@ -27,8 +27,8 @@ pub struct Names {
 
 /// Of the time that a zone took to make, until the next.
 const SPARE: i64 = 100;
-/// In ns; also the time to live of our answers.
-const LATEST: i64 = 5_000_000_000;
+/// In ns: the time to live of our answers.
+const LATEST: i64 = TTL as i64 * 1_000_000_000;
 
 impl Names {
     /// Gives when to call again where that is not with the next change.

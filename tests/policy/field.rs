@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+pub use coracle::api::l4::L4;
 use coracle::sys::netns;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{self, AddressFamily, MsgFlags, SockFlag, SockType, SockaddrStorage, sockopt};
@@ -22,23 +23,6 @@ use crate::support::{Node, STAY};
 
 /// How long a packet is waited for.
 const LIMIT: Duration = Duration::from_millis(250);
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum L4 {
-    Tcp,
-    Udp,
-    Sctp,
-}
-
-impl L4 {
-    pub fn number(self) -> u8 {
-        match self {
-            L4::Tcp => 6,
-            L4::Udp => 17,
-            L4::Sctp => 132,
-        }
-    }
-}
 
 /// `x/a`
 pub type Pod = (char, char);
